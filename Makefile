@@ -1,0 +1,54 @@
+# The commands of this repository. A machine needs only make and Python 3.11 or later; everything else goes into .venv.
+VENV   ?= .venv
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+TASK   ?= talk_to_solve
+# Most of a test's time is XLA compiling, on one core. `make test WORKERS=0` runs in one process, for a debugger.
+WORKERS ?= 2
+LOCK   := requirements/test.lock
+STAMP  := $(VENV)/.installed
+BIN    := $(VENV)/bin
+# Exact, because another uv may write the lock in another form.
+UV     := uv==0.13.9
+
+.PHONY: run test test-slow test-all check format lock clean setup
+
+run: setup            ## train on the built-in tiny model: make run ARGS="--steps 4 --out runs/short"
+	$(BIN)/python -m rl.train --task $(TASK) $(ARGS)
+
+test: setup           ## the quick suite
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" $(PYTEST_ARGS)
+
+test-slow: setup      ## the rest; the comparisons with PyTorch skip, loudly, where torch is missing
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m slow $(PYTEST_ARGS)
+
+test-all: setup       ## both
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+check: setup          ## what a change must pass before it is read
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+setup: $(STAMP)
+
+# A stamp, so that nothing is installed again until the lock or pyproject.toml changes.
+$(STAMP): $(LOCK) pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v >= (3, 11) or sys.exit("Python 3.11 or later is needed, and $(PYTHON) is %d.%d: make PYTHON=/path/to/python3.11" % v)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(LOCK)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+# Versions already in the lock stay unless a range rules them out; `make lock UPGRADE=--upgrade` takes the newest.
+# No header, no annotations, no index address: the file holds names, versions and hashes, and nothing about this machine.
+lock:
+	$(PYTHON) -m venv build/lock-venv
+	build/lock-venv/bin/python -m pip install --quiet --disable-pip-version-check $(UV)
+	build/lock-venv/bin/uv pip compile pyproject.toml --extra test --universal --python-version 3.11 \
+		--generate-hashes --no-emit-index-url --no-annotate --no-header $(UPGRADE) --output-file $(LOCK)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache

@@ -1,0 +1,77 @@
+"""LoRA adapters: low-rank updates of the seven linears of a layer, as a plain tree of arrays.
+
+The adapter is an argument of the forward pass, not part of the module, so that many cells can share one frozen
+base: a study's tree has a leading cell axis X and the forward is `vmap`ped over it. A row's scale multiplies its
+update; 0 is the untrained base. No dropout, no bias, no rsLoRA or DoRA.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from model.config import ModelConfig
+
+LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+Lora = list[dict[str, dict[str, jax.Array]]]
+"""lora[layer][linear] = {"a": [in, R], "b": [R, out]}, fp32; a study's has X in front of each."""
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    """`rank` R and `alpha`; an adapter's update is alpha / rank * A B."""
+
+    rank: int = 32
+    alpha: float = 64.0
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+
+def linear_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    """{linear: (inputs, outputs)} of one layer."""
+    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    return {
+        "q_proj": (config.width, queries),
+        "k_proj": (config.width, keys),
+        "v_proj": (config.width, keys),
+        "o_proj": (queries, config.width),
+        "gate_proj": (config.width, config.mlp),
+        "up_proj": (config.width, config.mlp),
+        "down_proj": (config.mlp, config.width),
+    }
+
+
+def init_lora(key: jax.Array, config: ModelConfig, lora: LoraConfig) -> Lora:
+    """A fresh adapter of one cell: A uniform in ±1/sqrt(inputs), B zero, so it changes nothing yet."""
+
+    def one(layer: int, index: int, inputs: int, outputs: int) -> dict[str, jax.Array]:
+        bound = inputs**-0.5
+        a = jax.random.uniform(
+            jax.random.fold_in(key, layer * len(LINEARS) + index), (inputs, lora.rank), jnp.float32, -bound, bound
+        )
+        return {"a": a, "b": jnp.zeros((lora.rank, outputs), jnp.float32)}
+
+    shapes = linear_shapes(config)
+    return [
+        {name: one(layer, index, *shapes[name]) for index, name in enumerate(LINEARS)}
+        for layer in range(config.layers)
+    ]
+
+
+def lora_update(x: jax.Array, adapter: dict[str, jax.Array], scale: jax.Array) -> jax.Array:
+    """The adapter's addition to a linear's output, [M, out] in fp32.
+
+    `x` [M, in] in the compute type, `scale` [M] fp32: each row's own. The adapter is cast to the compute type, as
+    the base is; the products accumulate in fp32.
+    """
+    low = jnp.dot(x, adapter["a"].astype(x.dtype), preferred_element_type=jnp.float32)
+    low = (low * scale[:, None]).astype(x.dtype)
+    return jnp.dot(low, adapter["b"].astype(x.dtype), preferred_element_type=jnp.float32)
+
+
+def parameters(config: ModelConfig, lora: LoraConfig) -> int:
+    """How many numbers one adapter holds."""
+    return config.layers * sum(lora.rank * (i + o) for i, o in linear_shapes(config).values())

@@ -1,0 +1,208 @@
+"""The Qwen2 decoder in Flax NNX: grouped-query attention, RoPE, RMSNorm, SwiGLU; Llama checkpoints are a setting.
+
+One function serves training, prefill and decoding: `Qwen2.hidden` takes the tokens' positions, who may see whom,
+and optionally a KV cache to write to. Weights are kept [in, out]. Activations are kept 2-D, [B*T, D], between
+attentions: on a CPU XLA's 3-D products are a third as fast. Matrix products take the compute type and accumulate in fp32;
+norms, softmax and logits are fp32. There is no dropout and no loss here, and no logits for tokens nobody asks about:
+`logits` is a separate call on the hidden states that are wanted.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from model.config import ModelConfig
+from model.lora import Lora, lora_update
+
+Cache = list[tuple[jax.Array, jax.Array]]
+"""cache[layer] = (keys [B, K, S, C], values [B, K, S, C]): S next to C, as attention reads it."""
+
+
+class Linear(nnx.Module):
+    """y = x W (+ bias) (+ the row's LoRA update)."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool, rngs: nnx.Rngs, dtype: jnp.dtype) -> None:
+        scale = jnp.asarray(inputs**-0.5, dtype)
+        self.weight = nnx.Param(jax.random.normal(rngs.params(), (inputs, outputs), dtype) * scale)
+        self.bias = nnx.Param(jnp.zeros((outputs,), dtype)) if bias else None
+
+    def __call__(self, x: jax.Array, adapter: dict[str, jax.Array] | None, scale: jax.Array | None) -> jax.Array:
+        """[M, in] -> [M, out] in x's type; `scale` [M] goes with `adapter`."""
+        y = jnp.dot(x, self.weight[...], preferred_element_type=jnp.float32)
+        if self.bias is not None:
+            y = y + self.bias[...].astype(jnp.float32)[None]
+        if adapter is not None:
+            y = y + lora_update(x, adapter, scale)
+        return y.astype(x.dtype)
+
+
+class RMSNorm(nnx.Module):
+    """x / rms(x) * weight, in fp32 (Zhang and Sennrich, 2019)."""
+
+    def __init__(self, width: int, eps: float, dtype: jnp.dtype) -> None:
+        self.weight = nnx.Param(jnp.ones((width,), dtype))
+        self.eps = eps
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x32 = x.astype(jnp.float32)
+        variance = jnp.mean(x32 * x32, axis=-1, keepdims=True)
+        # The order of transformers: round to the compute type, then multiply by the weight.
+        normed = (x32 * jax.lax.rsqrt(variance + self.eps)).astype(x.dtype)
+        return normed * self.weight[...][None]
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention with RoPE; H query heads share K key/value heads."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs, dtype: jnp.dtype) -> None:
+        queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        self.config = config
+        self.q_proj = Linear(config.width, queries, config.qkv_bias, rngs, dtype)
+        self.k_proj = Linear(config.width, keys, config.qkv_bias, rngs, dtype)
+        self.v_proj = Linear(config.width, keys, config.qkv_bias, rngs, dtype)
+        self.o_proj = Linear(queries, config.width, False, rngs, dtype)
+
+    def __call__(self, x, rope, mask_BTS, lora, scale, layer_cache, slot):
+        """x [B*T, D] -> ([B*T, D], the layer's cache with T tokens written from `slot` on, or None)."""
+        c, (batch, steps) = self.config, mask_BTS.shape[:2]
+        q = self.q_proj(x, lora and lora["q_proj"], scale).reshape(batch, steps, c.heads, c.head_dim)
+        k = self.k_proj(x, lora and lora["k_proj"], scale).reshape(batch, steps, c.kv_heads, c.head_dim)
+        v = self.v_proj(x, lora and lora["v_proj"], scale).reshape(batch, steps, c.kv_heads, c.head_dim)
+        q, k = rotate(q, rope), rotate(k, rope)
+        k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
+        if layer_cache is not None:
+            keys, values = layer_cache
+            k = jax.lax.dynamic_update_slice_in_dim(keys, k, slot, axis=2)
+            v = jax.lax.dynamic_update_slice_in_dim(values, v, slot, axis=2)
+        y = attend(q, k, v, mask_BTS).reshape(batch * steps, c.heads * c.head_dim)
+        return self.o_proj(y, lora and lora["o_proj"], scale), (k, v) if layer_cache is not None else None
+
+
+class MLP(nnx.Module):
+    """SwiGLU: down(silu(gate x) * up x)."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs, dtype: jnp.dtype) -> None:
+        self.gate_proj = Linear(config.width, config.mlp, False, rngs, dtype)
+        self.up_proj = Linear(config.width, config.mlp, False, rngs, dtype)
+        self.down_proj = Linear(config.mlp, config.width, False, rngs, dtype)
+
+    def __call__(self, x: jax.Array, lora: dict | None, scale: jax.Array | None) -> jax.Array:
+        gate = self.gate_proj(x, lora and lora["gate_proj"], scale)
+        up = self.up_proj(x, lora and lora["up_proj"], scale)
+        return self.down_proj(jax.nn.silu(gate) * up, lora and lora["down_proj"], scale)
+
+
+class Block(nnx.Module):
+    """One decoder layer, pre-norm."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs, dtype: jnp.dtype) -> None:
+        self.input_layernorm = RMSNorm(config.width, config.norm_eps, dtype)
+        self.self_attn = Attention(config, rngs, dtype)
+        self.post_attention_layernorm = RMSNorm(config.width, config.norm_eps, dtype)
+        self.mlp = MLP(config, rngs, dtype)
+
+    def __call__(self, x, rope, mask_BTS, lora, scale, layer_cache, slot):
+        y, layer_cache = self.self_attn(self.input_layernorm(x), rope, mask_BTS, lora, scale, layer_cache, slot)
+        x = x + y
+        return x + self.mlp(self.post_attention_layernorm(x), lora, scale), layer_cache
+
+
+class Qwen2(nnx.Module):
+    """The decoder. Random weights unless they are loaded (model.weights)."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs, dtype: jnp.dtype = jnp.float32) -> None:
+        scale = jnp.asarray(0.02, dtype)
+        shape = (config.vocab, config.width)
+        self.config = config
+        self.embed_tokens = nnx.Param(jax.random.normal(rngs.params(), shape, dtype) * scale)
+        self.layers = nnx.List([Block(config, rngs, dtype) for _ in range(config.layers)])
+        self.norm = RMSNorm(config.width, config.norm_eps, dtype)
+        self.lm_head = None if config.tied else nnx.Param(jax.random.normal(rngs.params(), shape, dtype) * scale)
+
+    def hidden(
+        self,
+        tokens_BT: jax.Array,
+        positions_BT: jax.Array,
+        mask_BTS: jax.Array,
+        lora: Lora | None = None,
+        scale_B: jax.Array | None = None,
+        cache: Cache | None = None,
+        slot: jax.Array | int = 0,
+        remat: bool = False,
+    ) -> tuple[jax.Array, Cache | None]:
+        """Final hidden states [B, T, D], and the cache with these tokens written at `slot`...`slot + T - 1`.
+
+        `mask_BTS` bool: may token t see slot s (without a cache S is T). `lora` is one cell's tree; `scale_B` fp32 is
+        alpha / rank for rows that use it and 0 for the untrained base. `remat` recomputes each layer in the backward.
+        """
+        batch, steps = tokens_BT.shape
+        x = self.embed_tokens[...][tokens_BT.reshape(-1)]
+        rope = rope_angles(positions_BT, self.config)
+        scale = None if lora is None else jnp.repeat(scale_B, steps)
+        out = []
+        for index, block in enumerate(self.layers):
+            graph, weights = nnx.split(block)
+
+            def apply(weights, x, rope, mask_BTS, adapter, scale, layer_cache, graph=graph):
+                return nnx.merge(graph, weights)(x, rope, mask_BTS, adapter, scale, layer_cache, slot)
+
+            if remat:
+                apply = jax.checkpoint(apply)
+            x, layer_cache = apply(
+                weights, x, rope, mask_BTS, lora and lora[index], scale, cache[index] if cache is not None else None
+            )
+            out.append(layer_cache)
+        x = self.norm(x).reshape(batch, steps, self.config.width)
+        return x, (out if cache is not None else None)
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """[..., D] -> [..., V] in fp32."""
+        head = self.embed_tokens if self.lm_head is None else self.lm_head
+        flat = hidden.reshape(-1, self.config.width)
+        out = jax.lax.dot_general(
+            flat, head[...], (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
+        )
+        return out.reshape(*hidden.shape[:-1], self.config.vocab)
+
+
+def init_cache(config: ModelConfig, rows: int, slots: int, dtype: jnp.dtype) -> Cache:
+    """An empty cache of `slots` slots for `rows` rows."""
+    shape = (rows, config.kv_heads, slots, config.head_dim)
+    return [(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(config.layers)]
+
+
+def rope_angles(positions_BT: jax.Array, config: ModelConfig) -> tuple[jax.Array, jax.Array]:
+    """cos and sin, [B, T, C/2] fp32 (Su et al., 2021; the half-split layout of Hugging Face)."""
+    half = config.head_dim // 2
+    frequency = config.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angle = positions_BT.astype(jnp.float32)[..., None] * frequency[None, None]
+    return jnp.cos(angle), jnp.sin(angle)
+
+
+def rotate(x: jax.Array, rope: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Apply RoPE to [B, T, heads, C]: the first half of C pairs with the second."""
+    cos, sin = (r[:, :, None] for r in rope)
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+
+
+def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask_BTS: jax.Array) -> jax.Array:
+    """Softmax attention: q [B, T, H, C], k and v [B, K, S, C], mask [B, T, S] -> [B, T, H, C].
+
+    One batched product over [B, K] with the G = H/K queries of a group side by side; the softmax is normalised after
+    the value product, which touches T*C numbers instead of T*S. A token that may see nothing gets
+    the mean of the values, not NaN.
+    """
+    batch, steps, heads, dim = q.shape
+    kv_heads, slots = k.shape[1:3]
+    group = heads // kv_heads
+    q = q.reshape(batch, steps, kv_heads, group, dim).transpose(0, 2, 3, 1, 4).reshape(batch, kv_heads, -1, dim)
+    scores = jnp.einsum("bkmc,bksc->bkms", q, k, preferred_element_type=jnp.float32) * dim**-0.5
+    scores = scores.reshape(batch, kv_heads, group, steps, slots)
+    scores = jnp.where(mask_BTS[:, None, None], scores, -1e30)
+    weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(-1, keepdims=True)))
+    total = weights.sum(-1).reshape(batch, kv_heads, group * steps, 1)
+    weights = weights.reshape(batch, kv_heads, group * steps, slots).astype(v.dtype)
+    out = jnp.einsum("bkms,bksc->bkmc", weights, v, preferred_element_type=jnp.float32) / total
+    out = out.reshape(batch, kv_heads, group, steps, dim).transpose(0, 3, 1, 2, 4)
+    return out.reshape(batch, steps, heads, dim).astype(q.dtype)

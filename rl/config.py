@@ -1,0 +1,218 @@
+"""The one configuration of a run, its presets, and the checks that need no model. Every field is a flag."""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rl.credit import CREDITS
+from rl.loss import Normalisation
+from tasks.registry import TASKS
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be run; the message says which and what would do."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Train copies of one model to be useful to each other, and evaluate what they learned."""
+
+    task: Literal["talk_to_solve"] = "talk_to_solve"
+    """What the copies play."""
+    preset: Literal["tiny", "qwen2.5-1.5b"] = "tiny"
+    """Defaults for every other flag: `tiny` runs on a laptop in minutes, `qwen2.5-1.5b` is the published setting."""
+    arms: tuple[str, ...] = ("channel_on",)
+    """Arms of the task; each arm x credit x seed is one cell, and all cells train side by side."""
+    credit: tuple[str, ...] = ("grpo",)
+    """Credit rules: how graded answers become advantages."""
+    seeds: tuple[int, ...] = (17,)
+    """Training seeds: adapter initialisation, order of problems, sampling."""
+
+    model: str = "builtin"
+    """Base model: `builtin`, a Hugging Face directory or hub id, or `random` (random weights of the preset's shape)."""
+    tokenizer: str | None = None
+    """Tokenizer directory or hub id; by default the model's own."""
+    revision: str | None = None
+    """Revision of a model on the hub; pin it."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the frozen base and of activations. Adapters, optimiser, norms, softmax, logits and loss are float32."""
+    remat: bool = False
+    """Recompute each layer in the backward pass instead of keeping its activations."""
+    rank: int = 32
+    """LoRA rank."""
+    alpha: float = 64.0
+    """LoRA alpha; an adapter is multiplied by alpha / rank."""
+
+    data: str = "stories"
+    """Problems: `stories` (built in), a directory with train.jsonl and test.jsonl, or a hub id such as openai/gsm8k."""
+    data_revision: str | None = None
+    """Revision of a data set on the hub; pin it."""
+    split: Literal["clean", "published"] = "clean"
+    """How a problem's text is cut into facts (SPEC 2.3)."""
+    data_seed: int = 0
+    """Chooses training and held-out problems; the same for every training seed."""
+    train_problems: int = 1024
+    """Training problems, count."""
+    heldout_problems: int = 300
+    """Held-out problems, count."""
+
+    steps: int = 50
+    """Optimiser updates; the learning rate falls linearly to 0 over them."""
+    problems_per_step: int = 8
+    """Problems in each step, of each cell."""
+    episodes_per_problem: int = 4
+    """Episodes of each problem in a step: the group that shares a baseline."""
+    message_tokens: int = 24
+    """Cap of a message, tokens, end-of-turn included."""
+    answer_tokens: int = 28
+    """Cap of an answer, tokens, end-of-turn included."""
+    prompt_style: Literal["short", "full"] = "short"
+    """Wording of the prompts."""
+    max_prompt_tokens: int = 160
+    """Longest prompt, tokens; problems that could exceed it are left out at load, with a count."""
+    prompt_buckets: tuple[int, ...] = ()
+    """Prompt lengths that the sampler compiles for, tokens, ascending; empty: a ladder up to max_prompt_tokens."""
+    train_buckets: tuple[int, ...] = ()
+    """Row lengths that the update compiles for, tokens, ascending; empty: a ladder."""
+
+    lr: float = 1e-3
+    """Peak learning rate of AdamW."""
+    clip_norm: float = 1.0
+    """Global-norm clip of each cell's gradient."""
+    clip_low: float = 0.2
+    """Lower ratio clip: 1 - this."""
+    clip_high: float = 0.28
+    """Upper ratio clip: 1 + this."""
+    normalisation: Normalisation = "tokens"
+    """What a step's loss is divided by: all its trained tokens, or see rl.loss.row_weights."""
+    normalisation_chunks: int = 4
+    """Equal chunks of the `microbatch` normalisation."""
+    micro_rows: int = 8
+    """Rows (utterances) in a micro-batch, of each cell. Never changes the gradient."""
+
+    temperature: float = 0.9
+    """Sampling temperature in training."""
+    top_p: float = 1.0
+    """Nucleus mass in training; 1 is off."""
+    top_k: int = 0
+    """Tokens kept in training; 0 is off."""
+    eval_temperature: float = 0.9
+    """Sampling temperature in evaluation."""
+    eval_top_p: float = 0.95
+    """Nucleus mass in evaluation."""
+    eval_top_k: int = 0
+    """Tokens kept in evaluation; 0 is off."""
+    eval_repetition_penalty: float = 1.0
+    """Repetition penalty in evaluation; 1 is off."""
+    eval_episodes: int = 2
+    """Episodes of each held-out problem in an evaluation."""
+    eval_rows: int = 0
+    """Rows of each cell the sampler takes at a time in evaluation; 0: as many as in training, so nothing is compiled."""
+
+    out: Path | None = None
+    """Run directory; by default runs/<task>-<date>-<time>."""
+    checkpoint_every: int = 10
+    """Steps between checkpoints."""
+    episodes_every: int = 10
+    """Steps between the steps whose episodes are written to episodes.jsonl."""
+    show_every: int = 10
+    """Steps between the chats shown in the terminal; 0: none."""
+    force_length: bool = False
+    """Ignore the end-of-turn token, so that every reply is as long as its cap. For timing only."""
+    evaluate: bool = True
+    """Evaluate on held-out problems before and after."""
+
+
+QWEN = dataclasses.replace(
+    Config(),
+    preset="qwen2.5-1.5b",
+    model="Qwen/Qwen2.5-1.5B-Instruct",
+    dtype="bfloat16",
+    remat=True,
+    data="openai/gsm8k",
+    steps=80,
+    message_tokens=160,
+    answer_tokens=384,
+    prompt_style="full",
+    max_prompt_tokens=1280,
+    lr=1e-4,
+    eval_rows=200,
+)
+PRESETS: dict[str, Config] = {"tiny": Config(), "qwen2.5-1.5b": QWEN}
+
+
+def check(config: Config) -> None:
+    """Refuse what cannot be run, before anything is loaded. Raises ConfigError."""
+    spec = TASKS[config.task]
+    _choices("--arms", config.arms, spec.arms, f"task {config.task}")
+    _choices("--credit", config.credit, tuple(CREDITS), "this stack")
+    useless = [c for c in config.credit if c not in spec.credits]
+    if useless:
+        raise ConfigError(
+            f"--credit {useless[0]} is of no use to task {config.task}; it takes {', '.join(spec.credits)}"
+        )
+    for name in ("arms", "credit", "seeds"):
+        values = getattr(config, name)
+        if not values or len(set(values)) != len(values):
+            raise ConfigError(f"--{name} must name at least one value and none twice; got {list(values)}")
+    positive = (
+        "rank steps problems_per_step episodes_per_problem message_tokens answer_tokens max_prompt_tokens micro_rows "
+        "train_problems heldout_problems checkpoint_every episodes_every eval_episodes normalisation_chunks"
+    )
+    for name in positive.split():
+        if getattr(config, name) < 1:
+            raise ConfigError(f"{_flag(name)} is {getattr(config, name)}; it must be at least 1")
+    if config.train_problems < config.problems_per_step:
+        raise ConfigError(
+            f"--train-problems {config.train_problems} is fewer than --problems-per-step {config.problems_per_step}"
+        )
+    for name in ("prompt_buckets", "train_buckets"):
+        buckets = getattr(config, name)
+        if list(buckets) != sorted(set(buckets)):
+            raise ConfigError(f"{_flag(name)} must ascend; got {list(buckets)}")
+    if config.prompt_buckets and config.prompt_buckets[-1] < config.max_prompt_tokens:
+        raise ConfigError(
+            f"the longest of --prompt-buckets, {config.prompt_buckets[-1]}, must hold --max-prompt-tokens "
+            f"{config.max_prompt_tokens}"
+        )
+
+
+def _flag(field: str) -> str:
+    return "--" + field.replace("_", "-")
+
+
+def _choices(flag: str, values: tuple[str, ...], valid: tuple[str, ...], whose: str) -> None:
+    unknown = [v for v in values if v not in valid]
+    if unknown:
+        raise ConfigError(f"{flag} {unknown[0]!r} is unknown to {whose}; choose from {', '.join(valid)}")
+
+
+def to_json(config: Config) -> dict[str, Any]:
+    """The config as JSON values."""
+    return json.loads(json.dumps(dataclasses.asdict(config), default=str))
+
+
+def from_json(raw: dict[str, Any]) -> Config:
+    """A config from `to_json`'s form. Raises ConfigError naming unknown or missing fields."""
+    names = {f.name for f in dataclasses.fields(Config)}
+    if set(raw) != names:
+        wrong = sorted(set(raw) ^ names)
+        raise ConfigError(f"the saved config and this version's differ in fields: {', '.join(wrong)}")
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()}
+    return Config(**{**values, "out": Path(values["out"]) if values["out"] else None})
+
+
+FREE_ON_RESUME = {"out", "show_every"}
+"""Fields that a resumed run may change: they change no number."""
+
+
+def differences(saved: Config, given: Config) -> list[str]:
+    """One line for each field that differs and may not."""
+    lines = []
+    for field in dataclasses.fields(Config):
+        was, now = getattr(saved, field.name), getattr(given, field.name)
+        if was != now and field.name not in FREE_ON_RESUME:
+            lines.append(f"{_flag(field.name)}: the run has {was!r}, given {now!r}")
+    return lines

@@ -1,0 +1,108 @@
+"""What a run found: its evaluations, each played once and kept, and results.json.
+
+results.json, schema 1: `task`, `config`, `base` {arm: metrics}, `cells` [{name, arm, credit, seed, steps, adapter,
+evaluations {trained, with_untrained_partner: metrics}}], `sampling`, `data`, `versions`, `device`, `seconds` by phase,
+`compiles` {shape: seconds}. Metrics are {name: {mean, low, high, n} or null}; intervals are 95%.
+"""
+
+import importlib.metadata
+import platform
+from typing import Any
+
+from eval.evaluate import Evaluation, evaluate, summarise
+from rl.config import to_json
+from rl.run_dir import RunDir
+from rl.stop import StopRequest
+from rl.study import Study
+from tasks.base import Task
+from tasks.grading import Grader
+
+SCHEMA = 1
+PACKAGES = "jax jaxlib flax optax orbax-checkpoint transformers tokenizers datasets math-verify numpy scipy".split()
+
+
+def evaluate_base(study: Study, grader: Grader, run_dir: RunDir, stop: StopRequest) -> None:
+    """The untrained base in every arm."""
+    evaluations = [
+        Evaluation(f"base-{arm}", task, None, (0.0,) * len(task.agents)) for arm, task in study.tasks.items()
+    ]
+    play_missing(study, grader, run_dir, stop, evaluations)
+
+
+def evaluate_trained(study: Study, grader: Grader, run_dir: RunDir, stop: StopRequest) -> None:
+    """Every trained cell with itself, and as the first copy with the untrained base where a copy reads another."""
+    evaluations = []
+    for x, cell in enumerate(study.cells):
+        agents = len(cell.task.agents)
+        evaluations.append(Evaluation(f"{cell.name}-trained", cell.task, x, (1.0,) * agents))
+        if reads_others(cell.task):
+            adapter = (1.0,) + (0.0,) * (agents - 1)
+            evaluations.append(Evaluation(f"{cell.name}-with_untrained_partner", cell.task, x, adapter))
+    play_missing(study, grader, run_dir, stop, evaluations)
+
+
+def reads_others(task: Task) -> bool:
+    """Is any turn shown another copy's words."""
+    return any(task.turns[v].agent != turn.agent for turn in task.turns for v in turn.reads)
+
+
+def play_missing(
+    study: Study, grader: Grader, run_dir: RunDir, stop: StopRequest, evaluations: list[Evaluation]
+) -> None:
+    """Play the evaluations that the run directory doesn't hold yet, together, and keep each."""
+    stop.check(f"before evaluating; continue with --resume {run_dir.path}")
+    missing = [item for item in evaluations if run_dir.load_evaluation(item.name) is None]
+    if not missing:
+        return
+    c = study.config
+    played = evaluate(study.policy, grader, missing, study.problems.heldout, c.eval_episodes, study.eval_sampling)
+    for item, episodes_PG in zip(missing, played, strict=True):
+        flat = [episode for group in episodes_PG for episode in group]
+        run_dir.save_evaluation(item.name, summarise(episodes_PG, grader), flat)
+    stop.check(f"evaluated and kept; continue with --resume {run_dir.path}")
+
+
+def write_results(study: Study, run_dir: RunDir, seconds: dict[str, float], device: str) -> dict[str, Any]:
+    """Gather everything into results.json and return it."""
+    c = study.config
+    compiles = {"x".join(map(str, k)): s for k, s in study.policy.compiles.items()}
+    compiles = {f"sample {k}": s for k, s in compiles.items()} | study.learner.compiles
+    base, cells = {}, []
+    if c.evaluate:
+        base = {arm: run_dir.load_evaluation(f"base-{arm}") for arm in study.tasks}
+    for cell in study.cells:
+        found = {
+            name: run_dir.load_evaluation(f"{cell.name}-{name}") for name in ("trained", "with_untrained_partner")
+        }
+        cells.append(
+            {
+                "name": cell.name,
+                "arm": cell.task.arm,
+                "credit": cell.credit,
+                "seed": cell.seed,
+                "steps": int(study.state.step),
+                "adapter": f"adapters/{cell.name}",
+                "evaluations": {name: metrics for name, metrics in found.items() if metrics is not None},
+            }
+        )
+    results = {
+        "schema": SCHEMA,
+        "task": c.task,
+        "config": to_json(c),
+        "base": base,
+        "cells": cells,
+        "sampling": {"train": vars(study.train_sampling), "evaluation": vars(study.eval_sampling)},
+        "data": {
+            "fingerprint": study.problems.fingerprint,
+            "train": len(study.problems.train),
+            "heldout": len(study.problems.heldout),
+            "dropped": study.problems.dropped,
+            "tokenizer": study.tokenizer.fingerprint,
+        },
+        "versions": {"python": platform.python_version(), **{p: importlib.metadata.version(p) for p in PACKAGES}},
+        "device": device,
+        "seconds": {k: round(v, 3) for k, v in seconds.items()},
+        "compiles": {k: round(v, 3) for k, v in compiles.items()},
+    }
+    run_dir.write_json("results.json", results)
+    return results

@@ -1,0 +1,145 @@
+"""The run directory: its files, and how a resumed run puts them back to where its checkpoint was taken.
+
+config.json         the resolved config
+metrics.jsonl       one line a step and cell; nothing in it depends on the clock, so equal runs have equal bytes
+timing.jsonl        one line a step: seconds by phase
+episodes.jsonl      episodes of every k-th step, and, at the end, of every evaluation
+evaluations/        one finished evaluation a file, so that none is played twice
+checkpoints/        model.checkpoint's
+adapters/<cell>/    PEFT adapters
+results.json        what was found
+"""
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rl.config import Config, ConfigError, from_json, to_json
+from rollout.episode import Episode
+
+LOGS = ("metrics.jsonl", "timing.jsonl", "episodes.jsonl")
+
+
+class RunDir:
+    """Paths and append-only logs of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self.adapters = path / "adapters"
+        self.evaluations = path / "evaluations"
+
+    @classmethod
+    def create(cls, path: Path, config: Config) -> "RunDir":
+        """Make a new run directory. Raises ConfigError if it holds anything."""
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            held = "another run" if (path / "config.json").exists() else "other files"
+            raise ConfigError(f"{path} holds {held}; continue a run with --resume {path}, or choose another --out")
+        run = cls(path)
+        for folder in (path, run.checkpoints, run.adapters, run.evaluations):
+            folder.mkdir(parents=True, exist_ok=True)
+        run.write_json("config.json", to_json(config))
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> tuple["RunDir", Config]:
+        """An existing run and its config. Raises ConfigError if there is none."""
+        file = path / "config.json"
+        if not file.exists():
+            raise ConfigError(f"--resume {path}: there is no run there ({file} is missing)")
+        try:
+            raw = json.loads(file.read_text())
+        except ValueError as error:
+            raise ConfigError(f"{file} is damaged: {error}") from error
+        return cls(path), from_json(raw)
+
+    def write_json(self, name: str, value: Any) -> Path:
+        """Write a whole file or nothing: to another name, flushed, then renamed."""
+        file = self.path / name
+        self._replace(file, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
+        return file
+
+    def append(self, log: str, lines: Iterable[dict[str, Any]]) -> None:
+        """Append JSON lines to a log, all of them in one write."""
+        text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
+        with open(self.path / log, "ab") as file:
+            file.write(text.encode())
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each log, after flushing them to the disk: what a checkpoint remembers."""
+        sizes = {}
+        for log in LOGS:
+            with open(self.path / log, "ab") as file:
+                os.fsync(file.fileno())
+                sizes[log] = file.tell()
+        return sizes
+
+    def rewind(self, sizes: dict[str, int]) -> None:
+        """Cut the logs back to `sizes`. Raises ConfigError if one has lost bytes since."""
+        for log in LOGS:
+            file, size = self.path / log, sizes.get(log, 0)
+            have = file.stat().st_size if file.exists() else 0
+            if have < size:
+                raise ConfigError(f"{file} has {have} bytes and its checkpoint remembers {size}: the file was changed")
+            if file.exists():
+                os.truncate(file, size)
+
+    def save_evaluation(self, name: str, summary: dict[str, Any], episodes: Iterable[Episode]) -> None:
+        """Keep a finished evaluation: its episodes first, then the result that marks it as whole."""
+        lines = "".join(json.dumps({"evaluation": name, **episode_json(e)}) + "\n" for e in episodes)
+        self._replace(self.evaluations / f"{name}.jsonl", lines.encode())
+        self._replace(self.evaluations / f"{name}.json", json.dumps(summary, indent=1, allow_nan=False).encode())
+
+    def load_evaluation(self, name: str) -> dict[str, Any] | None:
+        """A finished evaluation's result, or None."""
+        file = self.evaluations / f"{name}.json"
+        return json.loads(file.read_text()) if file.exists() else None
+
+    def gather_episodes(self, training_bytes: int) -> None:
+        """Put every evaluation's episodes behind the training episodes in episodes.jsonl."""
+        target = self.path / "episodes.jsonl"
+        os.truncate(target, training_bytes)
+        with open(target, "ab") as out:
+            for part in sorted(self.evaluations.glob("*.jsonl")):
+                out.write(part.read_bytes())
+
+    def _replace(self, file: Path, data: bytes) -> None:
+        temporary = file.with_name(file.name + ".tmp")
+        with open(temporary, "wb") as out:
+            out.write(data)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(temporary, file)
+
+
+def episode_json(episode: Episode) -> dict[str, Any]:
+    """An episode as it is written to episodes.jsonl: who said what, read what, and how it was graded."""
+    plan = episode.plan
+    return {
+        "problem": plan.problem.id,
+        "question": plan.problem.question,
+        "facts": list(plan.problem.facts),
+        "gold": plan.problem.answer,
+        "arm": plan.task.arm,
+        "seed": plan.seed,
+        "step": plan.step,
+        "episode": plan.episode,
+        "adapter": list(plan.adapter),
+        "utterances": [
+            {
+                "turn": u.turn,
+                "agent": plan.task.agents[plan.task.turns[u.turn].agent],
+                "reads": list(plan.task.turns[u.turn].reads),
+                "text": u.text,
+                "tokens": [int(t) for t in u.tokens],
+                "logp": [round(float(v), 6) for v in u.logp],
+                "prompt_tokens": len(u.prompt_tokens),
+                "finished": u.finished,
+                "trained": u.trained,
+                "correct": u.correct,
+            }
+            for u in episode.utterances
+        ],
+    }

@@ -1,0 +1,256 @@
+"""`python -m rl.train`: train the cells of a study side by side, evaluate them, save everything.
+
+The loop is in `train`: collect -> credit -> pack -> update -> log -> save. A run killed at any moment continues with
+--resume and ends with the numbers of one never stopped. SIGTERM saves and exits 0.
+"""
+
+import os
+
+# One process must not starve another on the same card; set before jax starts.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+# transformers only reads tokenizers here; that torch is missing is no news.
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+import argparse  # noqa: E402 - the line above must come first
+import dataclasses  # noqa: E402
+import sys  # noqa: E402
+import time  # noqa: E402
+from dataclasses import dataclass  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+import jax  # noqa: E402
+import tyro  # noqa: E402
+from rich.console import Console  # noqa: E402
+
+from model import checkpoint  # noqa: E402
+from model.checkpoint import CheckpointError  # noqa: E402
+from model.config import ModelConfigError  # noqa: E402
+from model.peft import save_adapter  # noqa: E402
+from model.tokenizer import TokenizerError  # noqa: E402
+from model.weights import WeightsError  # noqa: E402
+from rl import display  # noqa: E402
+from rl.batch import pack  # noqa: E402
+from rl.collect import collect, problems_at  # noqa: E402
+from rl.config import PRESETS, Config, ConfigError, check, differences, from_json, to_json  # noqa: E402
+from rl.metrics import Phases, step_metrics  # noqa: E402
+from rl.results import evaluate_base, evaluate_trained, write_results  # noqa: E402
+from rl.run_dir import RunDir, episode_json  # noqa: E402
+from rl.stop import Stopped, StopRequest  # noqa: E402
+from rl.study import Study, prepare  # noqa: E402
+from rl.update import NonFiniteLoss  # noqa: E402
+from rollout.policy import PromptTooLong  # noqa: E402
+from tasks.grading import Grader  # noqa: E402
+
+USER_ERRORS = (ConfigError, ModelConfigError, WeightsError, TokenizerError, CheckpointError, PromptTooLong)
+"""What a user can mend: shown as one message, exit status 2."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """Train copies of one model to be useful to each other, and evaluate what they learned."""
+
+    config: tyro.conf.OmitArgPrefixes[Config]
+    resume: Path | None = None
+    """Continue the run in this directory exactly where its newest whole checkpoint left it."""
+
+
+def parse(argv: list[str]) -> tuple[Config, bool]:
+    """The config, and whether it resumes a run. An unknown flag or value exits with a list of the valid ones."""
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--preset", default="tiny")
+    first.add_argument("--resume", type=Path)
+    known, _ = first.parse_known_args(argv)
+    if known.resume is None:
+        default = PRESETS.get(known.preset, PRESETS["tiny"])
+        return tyro.cli(Command, args=argv, default=Command(default), prog="python -m rl.train").config, False
+    _, saved = RunDir.open(known.resume)
+    saved = dataclasses.replace(saved, out=known.resume)
+    given = tyro.cli(Command, args=argv, default=Command(saved), prog="python -m rl.train").config
+    changed = differences(saved, given)
+    if changed:
+        raise ConfigError("a resumed run can't change its settings: " + "; ".join(changed))
+    return given, True
+
+
+def run(config: Config, resuming: bool, console: Console) -> None:
+    """A whole run: set up, evaluate the base, train, evaluate the cells, write results."""
+    started = time.perf_counter()
+    phases = Phases()
+    path = config.out or Path("runs") / f"{config.task}-{time.strftime('%Y%m%d-%H%M%S')}"
+    run_dir = RunDir(path) if resuming else RunDir.create(path, config)
+    with StopRequest() as stop, Grader() as grader:
+        grader.warm()
+        with phases("setup"):
+            study = prepare(config)
+        resumed_at = restore(study, run_dir, console) if resuming else 0
+        console.print(display.header(study, device(), str(path)))
+        if config.evaluate:
+            with phases("evaluate base"):
+                evaluate_base(study, grader, run_dir, stop)
+        try:
+            train(study, grader, run_dir, stop, phases, console, resumed_at)
+        except (Stopped, NonFiniteLoss):
+            save_adapters(study, run_dir)
+            raise
+        save_adapters(study, run_dir)
+        training_bytes = run_dir.sizes()["episodes.jsonl"]
+        if config.evaluate:
+            with phases("evaluate trained"):
+                evaluate_trained(study, grader, run_dir, stop)
+        phases.add("compile", study.policy.seconds["compile"] + study.learner.seconds["compile"])
+        phases.add("total", time.perf_counter() - started)
+        results = write_results(study, run_dir, phases.total, device())
+        run_dir.gather_episodes(training_bytes)
+    if config.evaluate:
+        console.print(display.results_table(results))
+    console.print(display.seconds_table(results["seconds"], results["compiles"]))
+    console.print(f"saved: {path}/results.json, adapters/, metrics.jsonl, episodes.jsonl, checkpoints/", markup=False)
+
+
+def train(
+    study: Study,
+    grader: Grader,
+    run_dir: RunDir,
+    stop: StopRequest,
+    phases: Phases,
+    console: Console,
+    first_step: int,
+) -> None:
+    """The loop. Every step is a function of the state and the step number, so that a resumed run repeats it exactly."""
+    c, cells = study.config, study.cells
+    watcher = Watcher(console, c, first_step)
+    with watcher.bar:
+        for step in range(first_step, c.steps):
+            problems_XP = [
+                problems_at(study.problems.train, cell.seed, c.data_seed, step, c.problems_per_step) for cell in cells
+            ]
+            before = dict(study.policy.seconds)
+            with phases("collect"):
+                collected_X = collect(
+                    study.policy, grader, cells, problems_XP, step, c.episodes_per_problem, study.train_sampling
+                )
+            for name in ("prefill", "decode", "compile"):
+                phases.add(f"collect/{name}", study.policy.seconds[name] - before[name])
+            with phases("pack"):
+                plan = pack(
+                    [got.rows for got in collected_X],
+                    c.micro_rows,
+                    study.train_buckets,
+                    c.normalisation,
+                    c.normalisation_chunks,
+                    [(cell.seed, step) for cell in cells],
+                )
+            try:
+                with phases("update"):
+                    study.state, stats = study.learner.update(study.state, plan.batches)
+            except NonFiniteLoss:
+                save(study, run_dir)
+                raise
+            study.policy.lora = study.state.lora
+            lines = step_metrics(step, cells, collected_X, plan, stats, grader.failures)
+            run_dir.append("metrics.jsonl", lines)
+            if step % c.episodes_every == 0:
+                run_dir.append(
+                    "episodes.jsonl",
+                    [
+                        {"cell": cell.name, **episode_json(episode)}
+                        for cell, got in zip(cells, collected_X, strict=True)
+                        for group in got.episodes_PG
+                        for episode in group
+                    ],
+                )
+            due = (step + 1) % c.checkpoint_every == 0 or step + 1 == c.steps or stop.asked
+            timing = phases.take_step()
+            run_dir.append("timing.jsonl", [{"step": step, **timing}])
+            if due:
+                with phases("save"):
+                    save(study, run_dir)
+            watcher.saw(step, lines, timing, collected_X[0].episodes_PG[0][0])
+            if stop.asked and step + 1 < c.steps:
+                raise Stopped(f"saved after step {step + 1} of {c.steps}; continue with --resume {run_dir.path}")
+
+
+def save(study: Study, run_dir: RunDir) -> None:
+    """One save holds everything: adapters, optimiser, step, config and how long each log was."""
+    meta = {"config": to_json(study.config), "log_bytes": run_dir.sizes(), "cells": [c.name for c in study.cells]}
+    checkpoint.save(run_dir.checkpoints, int(study.state.step), study.state, meta)
+
+
+def restore(study: Study, run_dir: RunDir, console: Console) -> int:
+    """Put study and logs back to the newest whole checkpoint; returns its step (0: there was none yet)."""
+    try:
+        restored = checkpoint.restore(run_dir.checkpoints, study.state)
+    except FileNotFoundError:
+        run_dir.rewind({})
+        console.print("no checkpoint was saved yet: starting from the first step", markup=False)
+        return 0
+    for line in restored.skipped:
+        console.print(f"warning: {line}", style="yellow", markup=False, soft_wrap=True)
+    changed = differences(from_json(restored.meta["config"]), study.config)
+    if changed:
+        raise ConfigError(f"{run_dir.path}/config.json was changed since the checkpoint: " + "; ".join(changed))
+    study.state = jax.tree.map(jax.numpy.asarray, restored.arrays)
+    study.policy.lora = study.state.lora
+    run_dir.rewind(restored.meta["log_bytes"])
+    console.print(f"resumed after step {restored.step} of {study.config.steps}", markup=False)
+    return restored.step
+
+
+def save_adapters(study: Study, run_dir: RunDir) -> None:
+    """Every cell's adapter in PEFT's format."""
+    for x, cell in enumerate(study.cells):
+        one = jax.device_get(jax.tree.map(lambda leaf, x=x: leaf[x], study.state.lora))
+        save_adapter(run_dir.adapters / cell.name, one, study.lora_config, study.config.model)
+
+
+def device() -> str:
+    """The device in words."""
+    found = jax.devices()
+    return f"{len(found)} x {found[0].device_kind} ({found[0].platform}), jax {jax.__version__}"
+
+
+class Watcher:
+    """Shows the run as it goes: a live bar on a terminal, plain lines elsewhere, a whole chat every k steps."""
+
+    def __init__(self, console: Console, config: Config, first_step: int) -> None:
+        self.console, self.config = console, config
+        self.bar = display.progress()
+        self.bar.live.console = console
+        self.bar.disable = not console.is_terminal
+        self.line = self.bar.add_task("train", total=config.steps, completed=first_step, status="compiling")
+        self.started = time.perf_counter()
+        self.first_step = first_step
+
+    def saw(self, step: int, lines: list[dict], timing: dict[str, float], episode) -> None:
+        """One step is done."""
+        mean = lambda name: sum(line[name] for line in lines) / len(lines)  # noqa: E731 - used twice below
+        seconds = sum(timing.get(f"time/{name}_s", 0.0) for name in ("collect", "pack", "update"))
+        tokens = sum(line["rollout/sampled_tokens"] for line in lines)
+        status = display.status(mean("reward"), mean("credit/flat_group_frac"), tokens / max(seconds, 1e-9))
+        self.bar.update(self.line, completed=step + 1, status=status)
+        every = self.config.show_every
+        if not self.console.is_terminal and (step % max(every, 1) == 0 or step + 1 == self.config.steps):
+            done = step + 1 - self.first_step
+            left = (time.perf_counter() - self.started) / done * (self.config.steps - step - 1)
+            self.console.print(f"step {step + 1}/{self.config.steps}  {status}  {left:.0f} s left", markup=False)
+        if every and step % every == 0:
+            self.console.print(display.chat(episode, f"step {step + 1}, {lines[0]['cell']}"))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run from a command line; the return value is the exit status: 0, 2 a user's error, 3 a non-finite loss."""
+    console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
+    try:
+        config, resuming = parse(sys.argv[1:] if argv is None else argv)
+        check(config)
+        run(config, resuming, console)
+    except Stopped as stopped:
+        console.print(f"stopped: {stopped}", markup=False, soft_wrap=True)
+    except (*USER_ERRORS, NonFiniteLoss) as error:
+        errors.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+        return 3 if isinstance(error, NonFiniteLoss) else 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

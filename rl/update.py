@@ -1,0 +1,218 @@
+"""The update: gradients of micro-batches, summed, clipped, and one AdamW step, for all cells at once.
+
+The base is frozen and shared; adapters, optimiser states and batches have a leading cell axis X, over which forward,
+gradient and update are `vmap`ped. Logits are computed for trained tokens only, in chunks that are recomputed in the
+backward pass. Executables are compiled ahead of time and counted.
+"""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from rl.batch import Batch
+from rl.loss import LossStats, policy_gradient_loss
+from rollout.distribution import Sampling, Shape, shaped_logits, token_logp
+from rollout.sampler import over_cells
+
+LOGIT_CHUNK = 1024
+"""Trained tokens whose logits exist at one time, in each cell."""
+
+
+class TrainState(NamedTuple):
+    """`step` scalar int32: updates done; `lora` and `opt_state` with leading cell axis X."""
+
+    step: jax.Array
+    lora: Any
+    opt_state: Any
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """AdamW as published: peak `lr` falling linearly to 0 over `steps`, global-norm clip, no weight decay."""
+
+    lr: float
+    steps: int
+    clip_norm: float = 1.0
+    weight_decay: float = 0.0
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+
+
+def optimiser(config: OptimConfig) -> optax.GradientTransformation:
+    schedule = optax.linear_schedule(config.lr, 0.0, config.steps)
+    return optax.chain(
+        optax.clip_by_global_norm(config.clip_norm),
+        optax.adamw(schedule, b1=0.9, b2=0.999, eps=1e-8, weight_decay=config.weight_decay),
+    )
+
+
+def init_state(lora: Any, config: OptimConfig) -> TrainState:
+    """A fresh state for the cells of `lora`."""
+    return TrainState(jnp.int32(0), lora, jax.vmap(optimiser(config).init)(lora))
+
+
+def batch_logp(
+    model: Any, lora: Any, scale: jax.Array, batch: Batch, shape: Shape, allowed_V: jax.Array, remat: bool
+) -> jax.Array:
+    """Log-probs [M] fp32 of one cell's selected tokens, under the distribution they were drawn from."""
+    rows, width = batch.tokens.shape
+    positions = jnp.broadcast_to(jnp.arange(width)[None], (rows, width))
+    # Padding is to the right of every real token, so causality alone hides it.
+    causal = jnp.broadcast_to((positions[0][:, None] >= positions[0][None])[None], (rows, width, width))
+    hidden, _ = model.hidden(batch.tokens, positions, causal, lora, jnp.full((rows,), scale), remat=remat)
+    before_M = hidden.reshape(rows * width, -1)[jnp.maximum(batch.select - 1, 0)]
+    target_M = batch.tokens.reshape(-1)[batch.select]
+
+    @jax.checkpoint
+    def chunk_logp(chunk):
+        hidden_C, target_C = chunk
+        return token_logp(shaped_logits(model.logits(hidden_C), shape, allowed_V, keep_M=target_C), target_C)
+
+    total = target_M.shape[0]
+    if total <= LOGIT_CHUNK:
+        return chunk_logp((before_M, target_M))
+    chunks = -(-total // LOGIT_CHUNK)
+    padded = jax.tree.map(
+        lambda x: jnp.pad(x, [(0, chunks * LOGIT_CHUNK - total)] + [(0, 0)] * (x.ndim - 1)).reshape(
+            chunks, LOGIT_CHUNK, *x.shape[1:]
+        ),
+        (before_M, target_M),
+    )
+    return jax.lax.map(chunk_logp, padded).reshape(-1)[:total]
+
+
+def batch_loss(
+    model: Any, lora: Any, scale: jax.Array, batch: Batch, shape: Shape, allowed_V, config: OptimConfig, remat: bool
+) -> tuple[jax.Array, LossStats]:
+    """One cell's share of the step's loss from one micro-batch, and its sums."""
+    logp_M = batch_logp(model, lora, scale, batch, shape, allowed_V, remat)
+    pick = lambda x: x.reshape(-1)[batch.select]  # noqa: E731 - a name for one gather, used four times
+    return policy_gradient_loss(
+        logp_M,
+        pick(batch.old_logp),
+        pick(batch.advantage),
+        pick(batch.loss_mask),
+        pick(batch.weight),
+        config.clip_low,
+        config.clip_high,
+    )
+
+
+class NonFiniteLoss(RuntimeError):
+    """The loss or a gradient of a step is not finite; the update was not applied."""
+
+
+class StepStats(NamedTuple):
+    """Per cell [X]: the step's `loss`, `grad_norm` before clipping, trained tokens seen, gap mean and max, clipped share."""
+
+    loss: np.ndarray
+    grad_norm: np.ndarray
+    tokens: np.ndarray
+    gap_mean: np.ndarray
+    gap_max: np.ndarray
+    clipped_frac: np.ndarray
+
+
+@dataclass
+class Learner:
+    """Holds the executables of the update. `lora_scale` is alpha / rank; `remat` recomputes layers in the backward."""
+
+    graph: Any
+    base: Any
+    lora_scale: float
+    allowed_V: jax.Array
+    config: OptimConfig
+    sampling: Sampling
+    remat: bool
+    compiles: dict[tuple, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=lambda: {"update": 0.0, "compile": 0.0})
+    _executables: dict[tuple, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.sampling.repetition_penalty != 1:
+            raise ValueError(
+                "training with a repetition penalty is refused: the loss would need the penalised distribution of every "
+                "position; use it for evaluation only"
+            )
+
+    def update(self, state: TrainState, batches: list[Batch]) -> tuple[TrainState, StepStats]:
+        """Sum the gradients of `batches`, then clip and apply. No batches (all flat) is a step of zero gradient.
+
+        Raises NonFiniteLoss, naming the step and cells, before anything is applied.
+        """
+        compiling = self.seconds["compile"]
+        started = time.perf_counter()
+        grads = jax.tree.map(jnp.zeros_like, state.lora)
+        sums = []
+        for batch in batches:
+            grads, stats = self._accumulate(state.lora, grads, batch)
+            sums.append(stats)
+        cells = jax.tree.leaves(state.lora)[0].shape[0]
+        stats, grad_norm = self._totals(sums, grads, cells)
+        broken = ~(np.isfinite(stats.loss) & np.isfinite(grad_norm))
+        if broken.any():
+            raise NonFiniteLoss(
+                f"step {int(state.step)}: loss {stats.loss.tolist()}, gradient norm {grad_norm.tolist()} for cells "
+                f"{np.flatnonzero(broken).tolist()}; the update was not applied"
+            )
+        lora, opt_state = self._run("apply", _apply(self.config), (1, 2), grads, state.opt_state, state.lora)
+        jax.block_until_ready(lora)
+        self.seconds["update"] += time.perf_counter() - started - (self.seconds["compile"] - compiling)
+        return TrainState(state.step + 1, lora, opt_state), stats._replace(grad_norm=grad_norm)
+
+    def _accumulate(self, lora: Any, grads: Any, batch: Batch) -> tuple[Any, LossStats]:
+        shape, scale = self.sampling.arrays(), jnp.float32(self.lora_scale)
+        batch = Batch(*(jnp.asarray(x) for x in batch))
+
+        def run(base, lora, grads, batch, shape, scale, allowed_V):
+            model = nnx.merge(self.graph, base)
+
+            def cell(lora, grads, batch):
+                loss = lambda lora: batch_loss(  # noqa: E731 - the function to be differentiated
+                    model, lora, scale, batch, shape, allowed_V, self.config, self.remat
+                )
+                new, stats = jax.grad(loss, has_aux=True)(lora)
+                return jax.tree.map(jnp.add, grads, new), stats
+
+            return over_cells(cell)(lora, grads, batch)
+
+        name = f"gradient {'x'.join(map(str, batch.tokens.shape))} for {batch.select.shape[1]}"
+        return self._run(name, run, (2,), self.base, lora, grads, batch, shape, scale, self.allowed_V)
+
+    def _totals(self, sums: list[LossStats], grads: Any, cells: int) -> tuple[StepStats, np.ndarray]:
+        norm = self._run("norm", lambda grads: jax.vmap(optax.tree.norm)(grads), (), grads)
+        zero = np.zeros(cells, np.float32)
+        got, grad_norm = jax.device_get((sums, norm))
+        total = LossStats(*(sum((getattr(s, f) for s in got), zero) for f in LossStats._fields))
+        seen = np.maximum(total.tokens, 1)
+        gap_max = np.max([s.gap_max for s in got], axis=0) if got else zero
+        return (
+            StepStats(total.loss, grad_norm, total.tokens, total.gap_sum / seen, gap_max, total.clipped / seen),
+            grad_norm,
+        )
+
+    def _run(self, name: str, function: Any, donate: tuple[int, ...], *args: Any) -> Any:
+        if name not in self._executables:
+            started = time.perf_counter()
+            self._executables[name] = jax.jit(function, donate_argnums=donate).lower(*args).compile()
+            self.compiles[name] = time.perf_counter() - started
+            self.seconds["compile"] += self.compiles[name]
+        return self._executables[name](*args)
+
+
+def _apply(config: OptimConfig) -> Any:
+    transform = optimiser(config)
+
+    def apply(grads, opt_state, lora):
+        # optax raises floats to integer powers, which strict promotion (our tests) refuses.
+        with jax.numpy_dtype_promotion("standard"):
+            updates, opt_state = jax.vmap(transform.update)(grads, opt_state, lora)
+            return optax.apply_updates(lora, updates), opt_state
+
+    return apply

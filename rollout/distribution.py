@@ -1,0 +1,115 @@
+"""The distribution a token is drawn from: one definition, used by the sampler and by the loss.
+
+Log-probabilities that leave out the temperature or the truncated support are those of another policy, and the ratio
+of such a policy is biased; so both sides call `shaped_logits`. Truncation needs no sort: the floor of the nucleus is
+found by bisection on the bits of a float, which is exact.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+BARRED = -1e30
+"""Logit of a token outside the support: exp gives exactly 0 in fp32, and no inf - inf arises."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """`temperature` > 0; `top_p` in (0, 1], 1 is off; `top_k` tokens, 0 is off; `repetition_penalty`, 1 is off."""
+
+    temperature: float = 0.9
+    top_p: float = 1.0
+    top_k: int = 0
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise ValueError(f"temperature is {self.temperature}; it must be above 0")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}; it must be in (0, 1]")
+        if self.top_k < 0:
+            raise ValueError(f"top_k is {self.top_k}; it must be 0 (off) or a count of tokens")
+        if not self.repetition_penalty > 0:
+            raise ValueError(f"repetition_penalty is {self.repetition_penalty}; it must be above 0")
+
+    def arrays(self) -> "Shape":
+        """The settings as traced scalars, so that changing them compiles nothing."""
+        return Shape(
+            jnp.float32(self.temperature),
+            jnp.float32(self.top_p),
+            jnp.int32(self.top_k),
+            jnp.float32(self.repetition_penalty),
+        )
+
+
+class Shape(NamedTuple):
+    """`Sampling` as scalar arrays."""
+
+    temperature: jax.Array
+    top_p: jax.Array
+    top_k: jax.Array
+    repetition_penalty: jax.Array
+
+
+def penalise(logits_MV: jax.Array, seen_MV: jax.Array, penalty: jax.Array) -> jax.Array:
+    """Repetition penalty (Keskar et al., 2019): seen tokens' logits over it if positive, times it if negative."""
+    return jnp.where(seen_MV, jnp.where(logits_MV > 0, logits_MV / penalty, logits_MV * penalty), logits_MV)
+
+
+def shaped_logits(
+    logits_MV: jax.Array, shape: Shape, allowed_V: jax.Array, keep_M: jax.Array | None = None
+) -> jax.Array:
+    """Logits whose softmax is the sampling distribution, [M, V] fp32.
+
+    Order: undecodable ids barred, temperature, top_k, top_p. `keep_M` (ids) are never barred by truncation: the loss
+    passes the sampled tokens, whose place at the edge of the support may differ by rounding.
+    """
+    logits_MV = jnp.where(allowed_V[None], logits_MV / shape.temperature, BARRED)
+    truncating = (shape.top_p < 1) | (shape.top_k > 0)
+
+    def truncate(logits_MV: jax.Array) -> jax.Array:
+        fixed_MV = jax.lax.stop_gradient(logits_MV)
+        keep_MV = _support(jax.nn.softmax(fixed_MV, axis=-1), shape)
+        if keep_M is not None:
+            keep_MV |= jnp.arange(logits_MV.shape[1])[None] == keep_M[:, None]
+        return jnp.where(keep_MV, logits_MV, BARRED)
+
+    return jax.lax.cond(truncating, truncate, lambda x: x, logits_MV)
+
+
+def _support(probs_MV: jax.Array, shape: Shape) -> jax.Array:
+    """[M, V] bool: the top_k most probable tokens, and of those the smallest set with `top_p` of their mass."""
+    count = jnp.where(shape.top_k > 0, shape.top_k, probs_MV.shape[1]).astype(jnp.float32)
+    keep_MV = probs_MV >= _floor(probs_MV, jnp.ones_like(probs_MV), count)
+    kept_MV = jnp.where(keep_MV, probs_MV, 0.0)
+    kept_MV = kept_MV / kept_MV.sum(-1, keepdims=True)
+    target = jnp.where(shape.top_p < 1, shape.top_p, 0.0)
+    nucleus_MV = kept_MV >= _floor(kept_MV, kept_MV, target)
+    return keep_MV & (nucleus_MV | (shape.top_p >= 1))
+
+
+def _floor(probs_MV: jax.Array, weight_MV: jax.Array, target: jax.Array) -> jax.Array:
+    """The largest f, [M, 1], for which the weight of tokens with probability >= f still reaches `target`.
+
+    Non-negative floats are ordered as their bits are, so 31 halvings find it exactly. Tied tokens stay in together.
+    """
+    bits_MV = jax.lax.bitcast_convert_type(probs_MV, jnp.int32)
+
+    def halve(_, bounds):
+        low_M1, high_M1 = bounds
+        middle_M1 = low_M1 + (high_M1 - low_M1) // 2
+        reached = jnp.where(bits_MV >= middle_M1, weight_MV, 0.0).sum(-1, keepdims=True) >= target
+        return jnp.where(reached, middle_M1, low_M1), jnp.where(reached, high_M1, middle_M1)
+
+    rows = probs_MV.shape[0]
+    start = (jnp.zeros((rows, 1), jnp.int32), jnp.full((rows, 1), 0x3F800001, jnp.int32))
+    low_M1, _ = jax.lax.fori_loop(0, 31, halve, start)
+    return jax.lax.bitcast_convert_type(low_M1, jnp.float32)
+
+
+def token_logp(shaped_MV: jax.Array, tokens_M: jax.Array) -> jax.Array:
+    """log-softmax of `shaped_MV` at `tokens_M`, [M] fp32, without a second [M, V] array."""
+    picked_M = jnp.take_along_axis(shaped_MV, tokens_M[:, None], axis=1)[:, 0]
+    return picked_M - jax.nn.logsumexp(shaped_MV, axis=-1)

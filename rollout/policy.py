@@ -1,0 +1,208 @@
+"""The policy: frozen base, adapters and tokenizer, and the compiled shapes it samples with.
+
+A class because it holds state: the executables. Every shape is compiled ahead of time and counted, and lengths are
+rounded up to buckets, so the number of compilations is at most rows x prompt buckets x reply buckets.
+"""
+
+import time
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from model.config import ModelConfig
+from rollout.distribution import Sampling
+from rollout.episode import RowId
+from rollout.sampler import Rows, decode, prefill
+
+REPLY_BUCKET = 32
+"""Reply caps are rounded up to a multiple of this many tokens."""
+
+
+class Tokenizer(Protocol):
+    """What a policy needs of a tokenizer (model.tokenizer.ChatTokenizer is one; tests bring tiny ones)."""
+
+    end_of_turn: tuple[int, ...]
+
+    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]: ...
+    def decode(self, tokens: Sequence[int]) -> str: ...
+    def sampleable(self, vocab: int) -> np.ndarray: ...
+
+
+class Request(NamedTuple):
+    """One row to sample. `name` says whose it is, for errors; `scale` multiplies the adapter's alpha / rank."""
+
+    name: str
+    prompt_tokens: Sequence[int]
+    max_tokens: int
+    scale: float
+    row_id: RowId
+
+
+class Reply(NamedTuple):
+    """What a row drew: `tokens` [T] int32, the end-of-turn token included; `logp` [T] fp32; `finished`: it ended itself."""
+
+    tokens: np.ndarray
+    logp: np.ndarray
+    finished: bool
+
+
+class PromptTooLong(ValueError):
+    """A prompt that the cache cannot hold."""
+
+
+@dataclass
+class Policy:
+    """Weights that act.
+
+    `lora` is a tree with leading cell axis X; `lora_scale` is alpha / rank. `prompt_buckets` and `row_buckets` are
+    ascending. `force_length` ignores the end-of-turn token (benchmarks).
+    """
+
+    config: ModelConfig
+    graph: Any
+    base: Any
+    lora: Any
+    lora_scale: float
+    tokenizer: Tokenizer
+    prompt_buckets: tuple[int, ...]
+    row_buckets: tuple[int, ...]
+    force_length: bool = False
+    seconds: dict[str, float] = field(default_factory=lambda: {"prefill": 0.0, "decode": 0.0, "compile": 0.0})
+    sampled_tokens: int = 0
+    decode_steps: int = 0
+    compiles: dict[tuple, float] = field(default_factory=dict)
+    _executables: dict[tuple, tuple] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        longest = self.prompt_buckets[-1] + REPLY_BUCKET
+        if longest > self.config.max_positions:
+            raise PromptTooLong(
+                f"the longest prompt bucket, {self.prompt_buckets[-1]} tokens, and a reply don't fit the model's "
+                f"{self.config.max_positions} positions"
+            )
+        self._allowed = jnp.asarray(self.tokenizer.sampleable(self.config.vocab))
+        ends = () if self.force_length else self.tokenizer.end_of_turn
+        self._ends = jnp.asarray(ends or (-1,), jnp.int32)
+
+    @property
+    def allowed_V(self) -> jax.Array:
+        """[V] bool: ids that may be sampled."""
+        return self._allowed
+
+    @property
+    def cells(self) -> int:
+        return jax.tree.leaves(self.lora)[0].shape[0]
+
+    def sample(self, requests_X: Sequence[Sequence[Request]], sampling: Sampling) -> list[list[Reply]]:
+        """Sample every request; `requests_X[x]` are the rows of cell x. Replies come back in the same places.
+
+        Cells side by side share calls, so the calls are as many as the cell with the most rows needs.
+        """
+        if len(requests_X) != self.cells:
+            raise ValueError(f"requests for {len(requests_X)} cells; the policy holds {self.cells}")
+        most = max(len(requests) for requests in requests_X)
+        replies_X: list[list[Reply]] = [[] for _ in requests_X]
+        start = 0
+        while start < most:
+            rows = next((r for r in self.row_buckets if r >= most - start), self.row_buckets[-1])
+            part_X = [requests[start : start + rows] for requests in requests_X]
+            for replies, part in zip(replies_X, self._sample_part(part_X, rows, sampling), strict=True):
+                replies.extend(part)
+            start += rows
+        return replies_X
+
+    def _sample_part(
+        self, part_X: list[Sequence[Request]], row_count: int, sampling: Sampling
+    ) -> list[list[Reply]]:
+        prompt_slots = max(self._prompt_bucket(r) for part in part_X for r in part)
+        most_new = max(r.max_tokens for part in part_X for r in part)
+        new_slots = -(-most_new // REPLY_BUCKET) * REPLY_BUCKET
+        rows = self._pad(part_X, row_count, prompt_slots)
+        penalised = sampling.repetition_penalty != 1
+        run_prefill, run_decode = self._compiled(rows, new_slots, penalised, sampling)
+        started = time.perf_counter()
+        state = jax.block_until_ready(run_prefill(self.base, self.lora, rows))
+        prefilled = time.perf_counter()
+        state = run_decode(self.base, self.lora, rows, state, sampling.arrays(), self._allowed, self._ends)
+        tokens, logp, counts, steps = jax.device_get((state.tokens, state.logp, state.counts, state.step))
+        self.seconds["prefill"] += prefilled - started
+        self.seconds["decode"] += time.perf_counter() - prefilled
+        self.sampled_tokens += int(counts.sum())
+        self.decode_steps += int(steps)
+        ends = () if self.force_length else self.tokenizer.end_of_turn
+        return [
+            [
+                _reply(tokens[x, b, : counts[x, b]], logp[x, b, : counts[x, b]], ends)
+                for b in range(len(part))
+            ]
+            for x, part in enumerate(part_X)
+        ]
+
+    def _prompt_bucket(self, request: Request) -> int:
+        length = len(request.prompt_tokens)
+        index = bisect_left(self.prompt_buckets, length)
+        if index == len(self.prompt_buckets):
+            raise PromptTooLong(
+                f"{request.name}: its prompt has {length} tokens and the longest bucket holds "
+                f"{self.prompt_buckets[-1]}; raise --max-prompt-tokens"
+            )
+        return self.prompt_buckets[index]
+
+    def _pad(self, part_X: list[Sequence[Request]], row_count: int, prompt_slots: int) -> Rows:
+        cells = len(part_X)
+        tokens = np.zeros((cells, row_count, prompt_slots), np.int32)
+        lengths = np.ones((cells, row_count), np.int32)
+        caps = np.zeros((cells, row_count), np.int32)
+        scale = np.zeros((cells, row_count), np.float32)
+        ids = np.zeros((cells, row_count, len(RowId._fields)), np.uint32)
+        for x, part in enumerate(part_X):
+            for b, request in enumerate(part):
+                length = len(request.prompt_tokens)
+                tokens[x, b, prompt_slots - length :] = request.prompt_tokens
+                lengths[x, b], caps[x, b] = length, request.max_tokens
+                scale[x, b] = request.scale * self.lora_scale
+                ids[x, b] = request.row_id
+        return Rows(*(jnp.asarray(a) for a in (tokens, lengths, caps, scale, ids)))
+
+    def _compiled(self, rows: Rows, new_slots: int, penalised: bool, sampling: Sampling) -> tuple:
+        key = (*rows.tokens.shape, new_slots, penalised)
+        if key not in self._executables:
+            started = time.perf_counter()
+            graph = self.graph
+
+            def run_prefill(base, lora, rows):
+                return prefill(graph, base, lora, rows, new_slots, penalised)
+
+            def run_decode(base, lora, rows, state, shape, allowed_V, ends_E):
+                return decode(graph, base, lora, rows, state, shape, allowed_V, ends_E)
+
+            compiled_prefill = jax.jit(run_prefill).lower(self.base, self.lora, rows).compile()
+            state = jax.eval_shape(run_prefill, self.base, self.lora, rows)
+            compiled_decode = (
+                jax.jit(run_decode, donate_argnums=3)
+                .lower(self.base, self.lora, rows, state, sampling.arrays(), self._allowed, self._ends)
+                .compile()
+            )
+            self._executables[key] = (compiled_prefill, compiled_decode)
+            self.compiles[key] = time.perf_counter() - started
+            self.seconds["compile"] += self.compiles[key]
+        return self._executables[key]
+
+
+def _reply(tokens: np.ndarray, logp: np.ndarray, ends: tuple[int, ...]) -> Reply:
+    return Reply(tokens, logp, bool(len(tokens)) and int(tokens[-1]) in ends)
+
+
+def bucket_ladder(longest: int, shortest: int = 64) -> tuple[int, ...]:
+    """Ascending lengths, each at most half as long again as the one before, that end at `longest` rounded up to 32."""
+    ladder, length = [], shortest
+    longest = -(-longest // 32) * 32
+    while length < longest:
+        ladder.append(length)
+        length = length * 3 // 2 if length & (length - 1) == 0 else length * 4 // 3
+    return (*ladder, longest)

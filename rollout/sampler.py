@@ -1,0 +1,201 @@
+"""The jitted sampler: prefill the prompts, then decode on the device until every row has stopped.
+
+Pure functions of arrays. Prompts are left-padded to a bucket of P slots, so that all rows write the same cache slot at
+the same step; RoPE positions count from a row's first real token, so padding shifts nothing. Cells are the leading
+axis X: the frozen base serves all of them and each brings its adapter. A row's key is made from its `RowId`, so its
+sample doesn't depend on its neighbours or on its place. No text here, and no choice of buckets (see policy).
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from model.qwen2 import Cache, init_cache
+from rollout.distribution import Shape, penalise, shaped_logits, token_logp
+
+PREFILL_SCORE_BYTES = 2 << 30
+"""Attention scores one prefill chunk may take, bytes; rows are prefilled in chunks that stay below it."""
+
+
+class Rows(NamedTuple):
+    """A padded batch of prompts, [X, B, ...].
+
+    `tokens` [X, B, P] int32, left-padded; `lengths` [X, B] real prompt tokens; `caps` [X, B] most tokens to sample (0:
+    the row is padding); `scale` [X, B] fp32, the adapter's; `ids` [X, B, 5] uint32, see `RowId`.
+    """
+
+    tokens: jax.Array
+    lengths: jax.Array
+    caps: jax.Array
+    scale: jax.Array
+    ids: jax.Array
+
+
+class Decoding(NamedTuple):
+    """The state that goes round the decode loop.
+
+    `step` tokens sampled so far, scalar; `cache` by layer, [X, B, K, S, C]; `hidden` [X, B, D] of the last token;
+    `tokens`, `logp` [X, B, T] what was sampled; `counts` [X, B] how many are real; `done` [X, B]; `seen` [X, B, V] ids
+    in the context (only with a repetition penalty, else None).
+    """
+
+    step: jax.Array
+    cache: Cache
+    hidden: jax.Array
+    tokens: jax.Array
+    logp: jax.Array
+    counts: jax.Array
+    done: jax.Array
+    seen: jax.Array | None
+
+
+def over_cells(function: Callable) -> Callable:
+    """`vmap` over the leading cell axis; for X = 1 the axis is dropped instead, which keeps a CPU's products 2-D."""
+
+    def call(*args: Any) -> Any:
+        if jax.tree.leaves(args)[0].shape[0] == 1:
+            return jax.tree.map(lambda x: x[None], function(*jax.tree.map(lambda x: x[0], args)))
+        return jax.vmap(function)(*args)
+
+    return call
+
+
+def row_keys(ids: jax.Array) -> jax.Array:
+    """[..., 5] uint32 -> [...] keys, by folding in one field after the other."""
+
+    def one(fields: jax.Array) -> jax.Array:
+        key = jax.random.key(0)
+        for field in fields:
+            key = jax.random.fold_in(key, field)
+        return key
+
+    for _ in range(ids.ndim - 1):
+        one = jax.vmap(one)
+    return one(ids)
+
+
+def prefill(graph: Any, base: Any, lora: Any, rows: Rows, new_slots: int, penalised: bool) -> Decoding:
+    """Run the prompts and make the decode loop's first state, with room for `new_slots` tokens a row."""
+    model = nnx.merge(graph, base)
+    cells, batch, prompt_slots = rows.tokens.shape
+    config = model.config
+
+    def chunk(adapter, tokens_BP, lengths_B, scale_B):
+        pad_B1 = prompt_slots - lengths_B[:, None]
+        slots_P = jnp.arange(prompt_slots)
+        positions_BP = jnp.maximum(slots_P[None] - pad_B1, 0)
+        real_BP = slots_P[None] >= pad_B1
+        mask_BPP = real_BP[:, None] & (slots_P[None, :, None] >= slots_P[None, None, :])
+        cache = init_cache(config, tokens_BP.shape[0], prompt_slots, base_dtype(base))
+        hidden, cache = model.hidden(tokens_BP, positions_BP, mask_BPP, adapter, scale_B, cache)
+        grow = ((0, 0), (0, 0), (0, new_slots), (0, 0))
+        return hidden[:, -1], jax.tree.map(lambda x: jnp.pad(x, grow), cache)
+
+    rows_at_once = max(1, PREFILL_SCORE_BYTES // (4 * config.heads * prompt_slots**2))
+
+    def cell(args):
+        adapter, tokens, lengths, scale = args
+        if batch <= rows_at_once:
+            return chunk(adapter, tokens, lengths, scale)
+        return jax.lax.map(
+            lambda row: jax.tree.map(lambda x: x[0], chunk(adapter, *jax.tree.map(lambda x: x[None], row))),
+            (tokens, lengths, scale),
+            batch_size=rows_at_once,
+        )
+
+    args = (lora, rows.tokens, rows.lengths, rows.scale)
+    # Prefill is bound by compute, so cells gain nothing from running side by side and memory does from taking turns.
+    hidden, cache = over_cells(lambda *a: cell(a))(*args) if cells == 1 else jax.lax.map(cell, args)
+    empty = (cells, batch, new_slots)
+    return Decoding(
+        step=jnp.int32(0),
+        cache=cache,
+        hidden=hidden,
+        tokens=jnp.zeros(empty, jnp.int32),
+        logp=jnp.zeros(empty, jnp.float32),
+        counts=jnp.zeros((cells, batch), jnp.int32),
+        done=rows.caps <= 0,
+        seen=_seen(rows, config.vocab) if penalised else None,
+    )
+
+
+def decode(
+    graph: Any, base: Any, lora: Any, rows: Rows, state: Decoding, shape: Shape, allowed_V: jax.Array, ends_E: jax.Array
+) -> Decoding:
+    """Sample until every row has drawn an end-of-turn token (one of `ends_E`, kept) or reached its cap."""
+    model = nnx.merge(graph, base)
+    prompt_slots, new_slots = rows.tokens.shape[2], state.tokens.shape[2]
+    keys = row_keys(rows.ids)
+    pad = prompt_slots - rows.lengths
+    slots_S = jnp.arange(prompt_slots + new_slots)
+
+    def any_row_runs(state: Decoding) -> jax.Array:
+        return ~state.done.all() & (state.step < new_slots)
+
+    def one_token(state: Decoding) -> Decoding:
+        token, logp = _draw(model, state, keys, shape, allowed_V)
+        running = ~state.done
+        token = jnp.where(running, token, 0)
+        write = partial(jax.lax.dynamic_update_index_in_dim, index=state.step, axis=2)
+        counts = state.counts + running.astype(jnp.int32)
+        ended = (token[..., None] == ends_E[None, None]).any(-1) | (counts >= rows.caps)
+        seen = state.seen
+        if seen is not None:
+            seen = seen | (running[..., None] & (jnp.arange(seen.shape[-1])[None, None] == token[..., None]))
+        slot = prompt_slots + state.step
+        mask_XBS = (slots_S[None, None] >= pad[..., None]) & (slots_S[None, None] <= slot)
+
+        def forward(adapter, tokens_B, positions_B, mask_BS, scale_B, cache):
+            hidden, cache = model.hidden(
+                tokens_B[:, None], positions_B[:, None], mask_BS[:, None], adapter, scale_B, cache, slot
+            )
+            return hidden[:, 0], cache
+
+        hidden, cache = over_cells(forward)(lora, token, slot - pad, mask_XBS, rows.scale, state.cache)
+        return Decoding(
+            step=state.step + 1,
+            cache=cache,
+            hidden=hidden,
+            tokens=write(state.tokens, token),
+            logp=write(state.logp, jnp.where(running, logp, 0.0)),
+            counts=counts,
+            done=state.done | ended,
+            seen=seen,
+        )
+
+    return jax.lax.while_loop(any_row_runs, one_token, state)
+
+
+def _draw(model, state: Decoding, keys, shape: Shape, allowed_V) -> tuple[jax.Array, jax.Array]:
+    """One token a row by the Gumbel trick, and its log-probability under the distribution it was drawn from."""
+    cells, batch, width = state.hidden.shape
+    logits_MV = model.logits(state.hidden.reshape(-1, width))
+    if state.seen is not None:
+        logits_MV = penalise(logits_MV, state.seen.reshape(logits_MV.shape), shape.repetition_penalty)
+    shaped_MV = shaped_logits(logits_MV, shape, allowed_V)
+
+    def noise(key: jax.Array) -> jax.Array:
+        return jax.random.gumbel(jax.random.fold_in(key, state.step), shaped_MV.shape[1:], jnp.float32)
+
+    token_M = jnp.argmax(shaped_MV + jax.vmap(noise)(keys.reshape(-1)), axis=-1).astype(jnp.int32)
+    logp_M = token_logp(shaped_MV, token_M)
+    return token_M.reshape(cells, batch), logp_M.reshape(cells, batch)
+
+
+def _seen(rows: Rows, vocab: int) -> jax.Array:
+    """[X, B, V] bool: ids in each prompt, padding left out."""
+    cells, batch, prompt_slots = rows.tokens.shape
+    real = jnp.arange(prompt_slots)[None, None] >= prompt_slots - rows.lengths[..., None]
+    where = jnp.where(real, rows.tokens, vocab).reshape(cells * batch, prompt_slots)
+    seen = jnp.zeros((cells * batch, vocab + 1), bool)
+    seen = seen.at[jnp.arange(cells * batch)[:, None], where].set(True)
+    return seen[:, :vocab].reshape(cells, batch, vocab)
+
+
+def base_dtype(base: Any) -> jnp.dtype:
+    """The compute type: that of the base's weights."""
+    return jax.tree.leaves(base)[0].dtype

@@ -1,0 +1,72 @@
+"""Packing: integers show where every number came from. Prompt ids are 1-9, sampled ids 100 and up."""
+
+import numpy as np
+import pytest
+
+from rl.batch import Row, pack
+from rollout.episode import Utterance
+
+
+def row(prompt, sampled, advantage, trained=True, cap=8):
+    logp = -np.asarray(sampled, np.float32) / 100
+    return Row(Utterance(0, np.array(prompt), np.array(sampled), logp, "", True, trained), advantage, cap)
+
+
+def test_provenance():
+    rows = [row([1, 2, 3], [101, 102], 0.5), row([4], [201, 202, 203], -0.25)]
+    plan = pack([rows], micro_rows=2, buckets=(6,), reply_bucket=4)
+    (batch,) = plan.batches
+    # Longest first; both have... five and four tokens.
+    np.testing.assert_array_equal(batch.tokens[0], [[1, 2, 3, 101, 102, 0], [4, 201, 202, 203, 0, 0]])
+    np.testing.assert_array_equal(batch.loss_mask[0], [[0, 0, 0, 1, 1, 0], [0, 1, 1, 1, 0, 0]])
+    np.testing.assert_array_equal(batch.advantage[0], [[0, 0, 0, 0.5, 0.5, 0], [0, -0.25, -0.25, -0.25, 0, 0]])
+    np.testing.assert_allclose(batch.old_logp[0], [[0, 0, 0, -1.01, -1.02, 0], [0, -2.01, -2.02, -2.03, 0, 0]])
+    np.testing.assert_allclose(batch.weight[0], np.where(batch.loss_mask[0], 1 / 5, 0), rtol=1e-6)
+    np.testing.assert_array_equal(batch.select[0], [3, 4, 7, 8, 9, 0, 0, 0])
+    np.testing.assert_array_equal(batch.tokens[0].reshape(-1)[batch.select[0][:5]], [101, 102, 201, 202, 203])
+
+
+def test_the_end_of_turn_token_is_trained():
+    (batch,) = pack([[row([1], [101, 102, 999], 1.0)]], 1, (8,)).batches
+    assert batch.loss_mask[0, 0, list(batch.tokens[0, 0]).index(999)]
+
+
+def test_flat_rows_are_left_out_of_the_compute_and_kept_in_the_denominator():
+    rows = [row([1], [101, 102], 1.0), row([2], [201, 202, 203], 0.0), row([3], [301], -1.0)]
+    plan = pack([rows], 4, (8,))
+    (batch,) = plan.batches
+    assert 201 not in batch.tokens and plan.live_rows_X[0] == 2
+    assert plan.trained_tokens_X[0] == 6
+    assert set(np.unique(batch.weight)) == {np.float32(0), np.float32(1 / 6)}
+
+
+def test_a_frozen_partner_is_neither_trained_nor_counted():
+    """The mask is not `advantage != 0`: this row has an advantage and is not trained."""
+    plan = pack([[row([1], [101, 102], 1.0), row([2], [201, 202], 1.0, trained=False)]], 2, (8,))
+    assert plan.trained_tokens_X[0] == 2
+    assert 201 not in plan.batches[0].tokens
+    assert set(np.unique(plan.batches[0].weight)) == {np.float32(0), np.float32(1 / 2)}
+
+
+def test_all_flat_gives_no_batches():
+    plan = pack([[row([1], [101], 0.0)], [row([1], [101], 0.0)]], 2, (8,))
+    assert plan.batches == [] and plan.trained_tokens_X.tolist() == [1, 1]
+
+
+def test_cells_share_the_cutting():
+    """Cell 1 has one live row: its second micro-batch is empty, and each cell has its own denominator."""
+    cells = [
+        [row([1], [101] * n, 1.0) for n in (1, 2, 3)],
+        [row([2], [201] * 4, 1.0), row([2], [202], 0.0)],
+    ]
+    plan = pack(cells, 2, (4, 8))
+    assert [b.tokens.shape for b in plan.batches] == [(2, 2, 8), (2, 2, 4)]
+    assert plan.batches[0].loss_mask.sum(axis=(1, 2)).tolist() == [5, 4]
+    assert plan.batches[1].loss_mask.sum(axis=(1, 2)).tolist() == [1, 0]
+    assert plan.batches[0].weight[0].max() == np.float32(1 / 6)
+    assert plan.batches[0].weight[1].max() == np.float32(1 / 5)
+
+
+def test_a_row_longer_than_the_buckets_is_an_error():
+    with pytest.raises(ValueError, match="9 tokens.*holds 8"):
+        pack([[row([1] * 6, [101] * 3, 1.0)]], 1, (8,))

@@ -1,0 +1,76 @@
+"""The sampling distribution against hand-worked tables and a sort-based definition."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rollout.distribution import Sampling, penalise, shaped_logits, token_logp
+
+ALL = jnp.ones(4, bool)
+
+
+def probabilities(p, sampling, allowed=ALL):
+    logits = jnp.log(jnp.asarray([p], jnp.float32))
+    return np.asarray(jax.nn.softmax(shaped_logits(logits, sampling.arrays(), allowed)))[0]
+
+
+@pytest.mark.parametrize(
+    "sampling, expected",
+    [
+        (Sampling(1.0), [0.4, 0.3, 0.2, 0.1]),
+        (Sampling(0.5), [16 / 30, 9 / 30, 4 / 30, 1 / 30]),
+        (Sampling(1.0, top_p=0.65), [4 / 7, 3 / 7, 0, 0]),
+        (Sampling(1.0, top_p=0.75), [4 / 9, 3 / 9, 2 / 9, 0]),
+        (Sampling(1.0, top_p=0.01), [1, 0, 0, 0]),
+        (Sampling(1.0, top_k=3), [4 / 9, 3 / 9, 2 / 9, 0]),
+        # top_k first, as transformers does: of (4/9, 3/9, 2/9) two hold 0.7 and 7/9 reaches it.
+        (Sampling(1.0, top_p=0.7, top_k=3), [4 / 7, 3 / 7, 0, 0]),
+    ],
+)
+def test_hand_worked(sampling, expected):
+    np.testing.assert_allclose(probabilities([0.4, 0.3, 0.2, 0.1], sampling), expected, atol=1e-6)
+
+
+def test_barred_ids_have_no_probability():
+    got = probabilities([0.4, 0.3, 0.2, 0.1], Sampling(1.0), jnp.asarray([False, True, True, True]))
+    np.testing.assert_allclose(got, [0, 3 / 6, 2 / 6, 1 / 6], atol=1e-6)
+
+
+@pytest.mark.parametrize("top_p, top_k", [(0.9, 0), (0.5, 0), (1.0, 7), (0.8, 50), (0.999, 0)])
+def test_the_support_is_that_of_a_full_sort(top_p, top_k):
+    rng = np.random.default_rng(3)
+    logits = rng.normal(size=(20, 333)).astype(np.float32) * 3
+    got = shaped_logits(jnp.asarray(logits), Sampling(1.0, top_p, top_k).arrays(), jnp.ones(333, bool)) > -1e29
+    for row, kept in zip(logits.astype(np.float64), np.asarray(got), strict=True):
+        order = np.argsort(-row)
+        p = np.exp(row[order] - row.max())
+        p = p[: top_k or None] / p[: top_k or None].sum()
+        count = int(np.searchsorted(np.cumsum(p), top_p)) + 1 if top_p < 1 else len(p)
+        assert set(np.flatnonzero(kept)) == set(order[:count])
+
+
+def test_a_sampled_token_at_the_edge_stays_in_the_support():
+    logits = jnp.log(jnp.asarray([[0.4, 0.3, 0.2, 0.1]], jnp.float32))
+    shaped = shaped_logits(logits, Sampling(1.0, top_p=0.65).arrays(), ALL, keep_M=jnp.asarray([3]))
+    np.testing.assert_allclose(np.exp(token_logp(shaped, jnp.asarray([3]))), [1 / 8], atol=1e-6)
+
+
+def test_penalty_by_hand():
+    got = penalise(jnp.asarray([[2.0, -2.0, 1.0]]), jnp.asarray([[True, True, False]]), jnp.float32(2))
+    np.testing.assert_allclose(got, [[1.0, -4.0, 1.0]])
+
+
+@pytest.mark.parametrize("bad", [{"temperature": 0}, {"top_p": 0}, {"top_p": 1.1}, {"top_k": -1}])
+def test_settings_out_of_range_are_refused(bad):
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        Sampling(**bad)
+
+
+def test_draws_follow_the_distribution():
+    """10,000 Gumbel draws: each frequency within five standard errors."""
+    p = np.array([0.4, 0.3, 0.2, 0.1])
+    shaped = shaped_logits(jnp.log(jnp.asarray([p], jnp.float32)), Sampling(1.0).arrays(), ALL)
+    noise = jax.random.gumbel(jax.random.key(0), (10_000, 4))
+    counts = np.bincount(np.argmax(np.asarray(shaped + noise), axis=1), minlength=4)
+    assert (np.abs(counts / 1e4 - p) < 5 * np.sqrt(p * (1 - p) / 1e4)).all()

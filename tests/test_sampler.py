@@ -1,0 +1,132 @@
+"""The sampler: what it draws, what it says about what it drew, and what may not change either."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from rollout.distribution import Sampling, shaped_logits, token_logp
+from rollout.episode import RowId
+from rollout.policy import PromptTooLong, Request, bucket_ladder
+from tests import tiny
+
+TRAIN = Sampling(temperature=0.9)
+
+
+def request(text, episode=0, cap=8, scale=1.0, turn=0, seed=1):
+    return Request(text, [tiny.START, *text.encode(), tiny.START], cap, scale, RowId(seed, 0, 5, episode, turn))
+
+
+def uncached_logp(policy, request, reply, cell, sampling):
+    """The plain forward over prompt and reply, no cache, no padding: log-probs of the reply's tokens."""
+    model = nnx.merge(policy.graph, policy.base)
+    tokens = jnp.asarray([*request.prompt_tokens, *reply.tokens], jnp.int32)[None]
+    length = tokens.shape[1]
+    lora = jax.tree.map(lambda x: x[cell], policy.lora)
+    hidden, _ = model.hidden(
+        tokens,
+        jnp.arange(length)[None],
+        jnp.tril(jnp.ones((length, length), bool))[None],
+        lora,
+        jnp.full((1,), request.scale * policy.lora_scale),
+    )
+    start = len(request.prompt_tokens)
+    logits = model.logits(hidden[0, start - 1 : -1])
+    return token_logp(shaped_logits(logits, sampling.arrays(), policy.allowed_V), tokens[0, start:])
+
+
+@pytest.mark.parametrize(
+    "sampling", [TRAIN, Sampling(0.9, top_p=0.8), Sampling(0.7, top_k=5), Sampling(1.1, top_p=0.7, top_k=20)]
+)
+def test_cached_log_probs_equal_the_plain_forward(sampling):
+    policy = tiny.policy(tiny.adapters([0, 1]))
+    requests_X = [[request(t, e) for e, t in enumerate(("a", "hello", "what is 12+3"))] for _ in range(2)]
+    for cell, replies in enumerate(policy.sample(requests_X, sampling)):
+        for asked, reply in zip(requests_X[cell], replies, strict=True):
+            expected = uncached_logp(policy, asked, reply, cell, sampling)
+            np.testing.assert_allclose(reply.logp, expected, atol=1e-4)
+
+
+def test_a_sample_depends_on_its_row_id_only():
+    """Not on neighbours, order, padding, bucket, batch size, or the cells beside it."""
+    lora = tiny.adapters([0, 1])
+    texts = ["a", "bb", "ccc", "dddd", "eeeee"]
+    requests = [request(t, e) for e, t in enumerate(texts)]
+    together = tiny.policy(lora).sample([requests, requests], TRAIN)
+    reverse = tiny.policy(lora).sample([requests[::-1], requests[::-1]], TRAIN)
+    cell_1 = jax.tree.map(lambda x: x[1:], lora)
+    alone = [tiny.policy(cell_1, rows=(1,), prompt_buckets=(48,)).sample([[r]], TRAIN)[0][0] for r in requests]
+    for i in range(len(texts)):
+        for other in (reverse[1][-1 - i], alone[i]):
+            np.testing.assert_array_equal(together[1][i].tokens, other.tokens)
+            np.testing.assert_allclose(together[1][i].logp, other.logp, atol=1e-5)
+
+
+@pytest.mark.parametrize("field", RowId._fields)
+def test_every_field_of_a_row_id_changes_the_sample(field):
+    """A default that made all rows alike would make every group flat."""
+    policy = tiny.policy(tiny.adapters([0]), rows=(2,))
+    one = request("abc", cap=12)
+    other = one._replace(row_id=one.row_id._replace(**{field: 77}))
+    first, second = policy.sample([[one, other]], TRAIN)[0]
+    assert first.tokens.tolist() != second.tokens.tolist()
+
+
+def test_the_end_of_turn_token_is_kept_and_caps_hold():
+    policy = tiny.policy(tiny.adapters([0]), rows=(32,))
+    replies = policy.sample([[request("abc", e, cap=1 + e % 30) for e in range(256)]], Sampling(1.5))[0]
+    for e, reply in enumerate(replies):
+        cap = 1 + e % 30
+        assert 1 <= len(reply.tokens) <= cap and len(reply.logp) == len(reply.tokens)
+        assert reply.finished == (reply.tokens[-1] == tiny.END)
+        assert tiny.END not in reply.tokens[:-1]
+        assert reply.finished or len(reply.tokens) == cap
+    assert any(r.finished for r in replies) and not all(r.finished for r in replies)
+
+
+def test_ids_without_a_token_are_never_sampled():
+    policy = tiny.policy(tiny.adapters([0]), rows=(64,))
+    replies = policy.sample([[request("q", e, cap=30) for e in range(64)]], Sampling(100.0))[0]
+    drawn = np.concatenate([r.tokens for r in replies])
+    assert drawn.max() < tiny.ByteTokenizer.base_vocab
+    assert len(np.unique(drawn)) > 200
+
+
+def test_scale_zero_is_the_untrained_base():
+    """A row at scale 0 draws what a fresh adapter (B = 0) draws, and the adapter does change the others."""
+    fresh = jax.tree.map(jnp.zeros_like, tiny.adapters([0]))
+    trained = tiny.adapters([0])
+    off = tiny.policy(trained).sample([[request("abc", scale=0.0, cap=20)]], TRAIN)[0][0]
+    on = tiny.policy(trained).sample([[request("abc", scale=1.0, cap=20)]], TRAIN)[0][0]
+    base = tiny.policy(fresh).sample([[request("abc", scale=1.0, cap=20)]], TRAIN)[0][0]
+    np.testing.assert_array_equal(off.tokens, base.tokens)
+    assert on.tokens.tolist() != base.tokens.tolist()
+
+
+def test_compilations_are_bounded_by_the_buckets():
+    policy = tiny.policy(tiny.adapters([0]), rows=(4,), prompt_buckets=(16, 32))
+    for length in range(1, 30):
+        policy.sample([[request("x" * length, cap=1 + length)]], TRAIN)
+    policy.sample([[request("x", cap=3)]], Sampling(0.5, top_p=0.9, top_k=3))
+    assert set(policy.compiles) == {(1, 4, 16, 32, False), (1, 4, 32, 32, False)}
+
+
+def test_a_prompt_too_long_names_the_problem():
+    with pytest.raises(PromptTooLong, match="problem p9.*202 tokens.*64"):
+        tiny.policy(tiny.adapters([0])).sample([[request("y" * 200)._replace(name="problem p9, turn 1")]], TRAIN)
+
+
+def test_repetition_penalty_follows_its_definition():
+    """With a huge penalty no id of the prompt or of the reply comes back."""
+    policy = tiny.policy(tiny.adapters([0]), rows=(16,), force_length=True)
+    replies = policy.sample([[request("abcdef", e, cap=20) for e in range(16)]], Sampling(0.9, 1.0, 0, 1e6))[0]
+    for reply in replies:
+        assert len(set(reply.tokens.tolist())) == 20
+        assert not set(reply.tokens.tolist()) & {*b"abcdef", tiny.START}
+
+
+def test_bucket_ladder():
+    assert bucket_ladder(160) == (64, 96, 128, 160)
+    assert bucket_ladder(1280, 256) == (256, 384, 512, 768, 1024, 1280)
+    assert bucket_ladder(40) == (64,)

@@ -119,8 +119,8 @@ def _refuse_unsupported(raw: dict[str, Any], where: str) -> None:
     kind = _rope(raw).get("rope_type", _rope(raw).get("type", "default"))
     if kind != "default":
         raise ModelConfigError(
-            f"{where}: RoPE scaling {kind!r} is not supported; use a checkpoint without it, or set rope_scaling to null "
-            f"if your prompts stay within the length that the model was trained at"
+            f"{where}: RoPE scaling {kind!r} is not supported; use a checkpoint without it, or set rope_scaling to "
+            f"null if your prompts stay within the length that the model was trained at"
         )
     if _rope(raw).get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0)) != 1.0:
         raise ModelConfigError(f"{where}: a partial_rotary_factor is not supported; this stack rotates whole heads")

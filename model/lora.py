@@ -62,14 +62,14 @@ def init_lora(key: jax.Array, config: ModelConfig, lora: LoraConfig) -> Lora:
 
 
 def lora_update(x: jax.Array, adapter: dict[str, jax.Array], scale: jax.Array) -> jax.Array:
-    """The adapter's addition to a linear's output, [M, out] in fp32.
+    """The adapter's addition to a linear's output, [M, out] in x's type.
 
     `x` [M, in] in the compute type, `scale` [M] fp32: each row's own. The adapter is cast to the compute type, as
     the base is; the products accumulate in fp32.
     """
     low = jnp.dot(x, adapter["a"].astype(x.dtype), preferred_element_type=jnp.float32)
     low = (low * scale[:, None]).astype(x.dtype)
-    return jnp.dot(low, adapter["b"].astype(x.dtype), preferred_element_type=jnp.float32)
+    return jnp.dot(low, adapter["b"].astype(x.dtype))
 
 
 def parameters(config: ModelConfig, lora: LoraConfig) -> int:

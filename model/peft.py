@@ -120,7 +120,9 @@ def _read_settings(path: Path) -> LoraConfig:
         raise WeightsError(f"{path}: bias {raw['bias']!r} is not supported; this stack trains adapters without biases")
     refused = [f"{name}={raw[name]!r}" for name in REFUSED if raw.get(name)]
     if refused:
-        raise WeightsError(f"{path}: not supported: {', '.join(refused)}. Merge the adapter with peft and load the result")
+        raise WeightsError(
+            f"{path}: not supported: {', '.join(refused)}. Merge the adapter with peft and load the result"
+        )
     rank, alpha = raw.get("r"), raw.get("lora_alpha")
     if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
         raise WeightsError(f"{path}: r is {rank!r} and lora_alpha {alpha!r}; a rank and a number are needed")

@@ -25,7 +25,12 @@ Piece = int | tuple[str | int, ...]
 MARK = "\ue000{}\ue001"
 MARKED = re.compile("\ue000([0-9]+)\ue001")
 UNKNOWN = "\ufffd"
-PROBES = ("How much is 3 + 4?", "  two  spaces, \ttab, 1234.5 café \U0001f600 \n\n", "", "\n<think>\nhm\n</think>\n\nSeven.\n")
+PROBES = (
+    "How much is 3 + 4?",
+    "  two  spaces, \ttab, 1234.5 café \U0001f600 \n\n",
+    "",
+    "\n<think>\nhm\n</think>\n\nSeven.\n",
+)
 
 
 class TokenizerError(ValueError):
@@ -103,7 +108,9 @@ class ChatTokenizer:
         ids = self._text.encode(text.encode("utf-8", "replace").decode("utf-8"), add_special_tokens=False).ids
         if not self._control_ids.isdisjoint(ids):
             forged = [self._whole.id_to_token(id_) for id_ in ids if id_ in self._control_ids]
-            raise TokenizerError(f"{self.directory}: ordinary text became the control token {forged[0]!r}: {text[:80]!r}")
+            raise TokenizerError(
+                f"{self.directory}: ordinary text became the control token {forged[0]!r}: {text[:80]!r}"
+            )
         return ids
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -174,8 +181,8 @@ class ChatTokenizer:
                 for messages in probes:
                     if not self._agrees(messages):
                         raise TokenizerError(
-                            f"{self.directory}: the chat template rewrites the contents of {role!r} messages (it is not "
-                            f"only stripping them), or its tokens can't be reproduced piece by piece; first difference "
+                            f"{self.directory}: the chat template rewrites the contents of {role!r} messages (more "
+                            f"than stripping them), or its ids can't be reproduced piece by piece; first difference "
                             f"on {messages!r}. Use a checkpoint whose template writes contents as they are"
                         )
 

@@ -223,7 +223,9 @@ def _weight_files(directory: Path) -> list[Path]:
             raise WeightsError(f"{index}: weight_map must name files of its own directory")
         absent = [file for file in files if not (directory / file).is_file()]
         if absent:
-            raise WeightsError(f"{directory} lacks {named(absent)}, which {index.name} names; the download is incomplete")
+            raise WeightsError(
+                f"{directory} lacks {named(absent)}, which {index.name} names; the download is incomplete"
+            )
         return [directory / file for file in files]
     if single.is_file():
         return [single]
@@ -232,7 +234,9 @@ def _weight_files(directory: Path) -> list[Path]:
             f"{directory} has pickled weights only, and reading those runs code that they contain. Convert them: "
             f"AutoModelForCausalLM.from_pretrained(...).save_pretrained(DIR) writes model.safetensors"
         )
-    raise WeightsError(f"{directory} has neither model.safetensors nor model.safetensors.index.json: no weights to load")
+    raise WeightsError(
+        f"{directory} has neither model.safetensors nor model.safetensors.index.json: no weights to load"
+    )
 
 
 def _check_names(directory: Path, table: dict[str, tuple[Path_, bool]], where: dict[str, Path]) -> None:
@@ -242,7 +246,9 @@ def _check_names(directory: Path, table: dict[str, tuple[Path_, bool]], where: d
     )
     if missing or unexpected:
         parts = [f"missing: {named(missing)}"] * bool(missing) + [f"not ours: {named(unexpected)}"] * bool(unexpected)
-        raise WeightsError(f"the tensors in {directory} are not those that its config.json asks for; {'; '.join(parts)}")
+        raise WeightsError(
+            f"the tensors in {directory} are not those that its config.json asks for; {'; '.join(parts)}"
+        )
 
 
 def _check_tensor(file: Path, name: str, stored, shape: tuple[int, ...], transpose: bool) -> None:

@@ -82,18 +82,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 def model_config(tokenizer: PreTrainedTokenizerFast) -> ModelConfig:
     vocab = math.ceil(len(tokenizer) / 32) * 32
-    return ModelConfig(
-        vocab,
-        width=128,
-        layers=3,
-        heads=4,
-        kv_heads=2,
-        head_dim=32,
-        mlp=256,
-        max_positions=1024,
-        qkv_bias=False,
-        family="llama",
-    )
+    return ModelConfig(vocab, width=128, layers=3, heads=4, kv_heads=2, head_dim=32, mlp=256, max_positions=1024)
 
 
 # Examples

@@ -29,10 +29,8 @@ _INTEGER = re.compile(r"\\?\$?(-?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+))(?:\.0+)?")
 
 
 def last_box(text: str) -> str | None:
-    """The content of the last closed `\\boxed{...}` (of nested ones the outer); None when none is closed.
-
-    One pass over the text: it runs in the caller's process, where nobody stops a hostile answer.
-    """
+    """The content of the last closed `\\boxed{...}` (of nested ones the outer); None when none is closed."""
+    # One pass over the text: this runs in the caller's process, where nobody stops a hostile answer.
     opened: list[int | None] = []  # where each open brace's content starts; None: not a box's brace
     content = None
     for token in _BOX_TOKEN.finditer(text):
@@ -126,8 +124,11 @@ def _readable_gold(gold: str) -> bool:
     """Whether Math-Verify reads `gold` as an expression that equals itself."""
     from math_verify import parse, verify
 
-    parsed = parse(f"\\boxed{{{normalise(gold).rstrip('.')}}}", parsing_timeout=None)
-    return any(not isinstance(p, str) for p in parsed) and verify(parsed, parsed, timeout_seconds=None)
+    try:
+        parsed = parse(f"\\boxed{{{normalise(gold).rstrip('.')}}}", parsing_timeout=None)
+        return any(not isinstance(p, str) for p in parsed) and verify(parsed, parsed, timeout_seconds=None)
+    except Exception:
+        return False
 
 
 def _judge(answer: str, boxed: bool, gold: str) -> tuple[float, str | None]:
@@ -216,10 +217,10 @@ class Grader(AbstractContextManager):
     def close(self) -> None:
         """Stop the workers. The grader can be used again: it starts new ones."""
         with self._lock:
-            pool, self._pool = self._pool, None
-            if pool is not None:
-                pool.stop()
-                pool.join()
+            if self._pool is not None:
+                self._pool.stop()
+                self._pool.join()
+                self._pool = None
 
     def warm(self) -> None:
         """Start the workers in the background, so that importing sympy overlaps with other start-up."""
@@ -240,8 +241,8 @@ class Grader(AbstractContextManager):
                 known[key], failure = (0.0, result) if isinstance(result, str) else result
                 self.failures.update([failure] if failure else [])
             self._grades |= known
-            while len(self._grades) > CACHE_SIZE:
-                del self._grades[next(iter(self._grades))]  # the oldest
+            for oldest in list(self._grades)[:-CACHE_SIZE]:
+                del self._grades[oldest]
         return [known[key] for key in keys]
 
     def check_golds(self, golds: Sequence[str]) -> list[bool]:
@@ -295,6 +296,8 @@ class Grader(AbstractContextManager):
                 broken = broken or not future.done()
                 if future.done():
                     results[job] = "timeout"
+            except MemoryError:
+                results[job] = "memory"
             except (RuntimeError, CancelledError):
                 broken = True
         return not broken

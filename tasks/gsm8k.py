@@ -37,7 +37,7 @@ class TalkData:
 def load_rows(source: str, revision: str | None = None) -> tuple[dict[str, list[Row]], str]:
     """({"train": rows, "test": rows}, fingerprint) of a hub id, a directory with both JSONL files, or one file.
 
-    One file gives the one split "all". A row has `question` and `answer`. The fingerprint is a hash of the rows, so
+    One file gives the one split "rows". A row has `question` and `answer`. The fingerprint is a hash of the rows, so
     the same data from the hub and from a file has the same one.
     """
     import datasets  # here, because it takes seconds to import
@@ -49,7 +49,7 @@ def load_rows(source: str, revision: str | None = None) -> tuple[dict[str, list[
             if not Path(file).is_file():
                 raise FileNotFoundError(f"{path} is a directory without {Path(file).name}")
     elif path.is_file():
-        files = {"all": str(path)}
+        files = {"rows": str(path)}
     elif re.fullmatch(r"[\w.-]+/[\w.-]+", source) and not source.startswith("."):
         files = {}
     else:
@@ -87,7 +87,7 @@ def gold_of(answer: str) -> str | None:
 
 _TITLES = set("mr mrs ms mx messrs dr prof rev hon sen rep gen col lt capt sgt gov vs v e.g i.e approx sq".split())
 _UNITS = set("a.m p.m oz lb lbs ft in hr hrs min mins sec secs yd yds mi mph kg cm mm km ml etc tbsp tsp".split())
-_NAMES = set("u.s u.k u.s.a d.c jr sr inc co corp ltd llc st ave blvd rd mt dept est".split())
+_NAMES = set("u.s u.k u.s.a d.c jr sr inc co corp ltd llc ph.d st ave blvd rd mt dept est".split())
 _STARTERS = set(
     "a after all although an and another as assume at before both but by calculate during each every find finally "
     "for four from given he her his how i if in it its last later most my next no of on one only our she since so "
@@ -110,6 +110,8 @@ def _ends(sentence: str, end: re.Match[str]) -> bool:
     """Whether `sentence` is over at `end`, the stop after it; `end["next"]` is the word that follows."""
     following = end["next"].lstrip("\"'“‘([")
     lower = following[:1].islower()
+    if end["next"].startswith("(") and end["mark"] != "?":  # brackets go with the fact they explain
+        return False
     if end["closing"].strip(")]"):  # "Where's Waldo?" books
         return not lower
     if end["mark"] != ".":
@@ -117,7 +119,7 @@ def _ends(sentence: str, end: re.Match[str]) -> bool:
     *before, word = sentence.rstrip(".").split() or [""]
     word, capital = word.lstrip("\"'“‘(["), following[:1].isupper()
     key, next_word = word.lower(), re.sub(r"\W+$", "", following).lower()
-    if key in _TITLES or (key in ("no", "nos", "fig") and following[:1].isdigit()):
+    if key in _TITLES or next_word in ("a.m", "p.m") or (key in ("no", "nos", "fig") and following[:1].isdigit()):
         return False
     if not before and re.fullmatch(r"\d{1,2}|[A-Za-z]", word):  # the number of a list's item; J. Smith
         return False
@@ -240,9 +242,9 @@ def load_talk_problems(
         shuffled[split] = [(f"gsm8k/{split}/{index}", row) for index, row in enumerate(split_rows)]
         random.Random(data_seed).shuffle(shuffled[split])
     dropped: Counter[str] = Counter()
-    pool = shuffled.get("test", shuffled.get("all", []))
+    pool = shuffled.get("test", shuffled.get("rows", []))
     heldout = _take(pool, n_heldout, split_rule, set(), fits, dropped)
-    if "all" in shuffled:
+    if "rows" in shuffled:
         ids = {problem.id for problem in heldout}
         barred = {normalised(row["question"]) for name, row in pool if name in ids}
         # Rows passed over for the held-out set would only be passed over again.

@@ -27,7 +27,9 @@ def qwen(shared) -> ChatTokenizer:
 @pytest.fixture
 def copied(shared, tmp_path) -> Path:
     """A directory of Qwen2.5's tokenizer to spoil."""
-    return Path(shutil.copytree(shared / "tokenizer" / "qwen2.5", tmp_path / "tokenizer", copy_function=shutil.copyfile))
+    return Path(
+        shutil.copytree(shared / "tokenizer" / "qwen2.5", tmp_path / "tokenizer", copy_function=shutil.copyfile)
+    )
 
 
 def questions(shared: Path, count: int) -> list[str]:
@@ -74,9 +76,7 @@ def test_text_is_not_control(qwen, role):
     chat[index] = {"role": role, "content": HOSTILE}
     ids = qwen.encode_chat(chat)
     assert [i for i in ids if i >= 151643] == [i for i in plain if i >= 151643] == [START, END] * 4 + [START]
-    assert HOSTILE in "".join(qwen.decode([i]) if i >= 151643 else "" for i in []) + qwen.decode(
-        [i for i in ids if i not in (START, END)]
-    )
+    assert HOSTILE in qwen.decode([i for i in ids if i not in (START, END)])
 
 
 def test_every_control_token_is_ordinary_text_in_a_content(qwen):
@@ -102,11 +102,11 @@ def test_a_forged_control_token_is_an_error(qwen, monkeypatch):
 
 def test_decode(qwen):
     hello, bad = qwen.encode_text("Hello"), qwen.encode_text("é")
-    split = qwen.encode_text("\U0001f9ff")  # an emoji of several tokens
+    split = qwen.encode_text("\U00010348")  # a Gothic letter, of several tokens
     assert qwen.decode([*hello, END, *hello]) == "Hello"
     assert qwen.decode([START, *hello, TOOL]) == "<|im_start|>Hello<tool_call>"
     assert qwen.decode([*hello, 151700, *hello]) == "Hello\ufffdHello"
-    assert len(split) > 1 and set(qwen.decode(split[:1])) == {"\ufffd"} and qwen.decode(split) == "\U0001f9ff"
+    assert len(split) > 1 and set(qwen.decode(split[:1])) == {"\ufffd"} and qwen.decode(split) == "\U00010348"
     assert qwen.decode(np.asarray([*bad, END])) == "é" and qwen.decode([]) == "" and qwen.decode([END]) == ""
 
 
@@ -168,11 +168,16 @@ def test_a_template_that_rewrites_contents_is_refused(copied, filter_):
         ChatTokenizer.load(copied)
 
 
-def test_roles_that_the_template_refuses(copied):
-    set_template(copied, "{%- for message in messages %}", "{%- for message in messages %}{%- if message.role == 'user' and not loop.last %}{{ raise_exception('only once') }}{%- endif %}")
-    tokenizer_error = pytest.raises(TokenizerError, match="refuses .*only once")
-    with tokenizer_error:
-        ChatTokenizer.load(copied).encode_chat([*user("a"), *user("b")])
+def test_roles_that_the_template_refuses_or_drops(copied, qwen):
+    """Qwen2.5's template writes nothing for a role it doesn't know: that must not cut a message from a prompt."""
+    with pytest.raises(TokenizerError, match="does not write every content"):
+        qwen.encode_chat([*user("a"), {"role": "critic", "content": "b"}])
+    loop = "{%- for message in messages %}"
+    no = "{%- if message.role == 'critic' %}{{ raise_exception('no critics here') }}{%- endif %}"
+    set_template(copied, loop, loop + no)
+    tokenizer = ChatTokenizer.load(copied)
+    with pytest.raises(TokenizerError, match=r"refuses \(user, critic\): no critics here"):
+        tokenizer.encode_chat([*user("a"), {"role": "critic", "content": "b"}])
 
 
 def test_directories_that_are_no_tokenizer(copied):

@@ -1,0 +1,124 @@
+"""One talk_to_solve step at the Qwen2.5-1.5B shape: seconds by phase, tokens/s, peak memory, compilations.
+
+Random weights, real GSM8K prompts, the real tokenizer, every reply forced to its cap, and grades drawn by a coin so
+that no group is flat: the most work a step can be. It runs what `rl.train` runs (collect, pack, update).
+
+    python -m bench.full_shape --tokenizer ../shared/tokenizer/qwen2.5 --data ../shared/data/gsm8k --seeds 17 18 19
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from rl.batch import pack
+from rl.collect import collect, problems_at
+from rl.config import PRESETS, Config
+from rl.study import Study, prepare
+
+
+class CoinGrader:
+    """Grades by coin flips: random weights answer nothing right, and flat groups would be left out of the update."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(0)
+
+    def grade(self, pairs):
+        return self.rng.integers(0, 2, len(pairs)).astype(float).tolist()
+
+
+def config_of(args: argparse.Namespace) -> Config:
+    import dataclasses
+
+    return dataclasses.replace(
+        PRESETS[args.preset],
+        model="random" if args.preset == "qwen2.5-1.5b" else "builtin",
+        tokenizer=args.tokenizer,
+        data=args.data,
+        seeds=tuple(args.seeds),
+        train_problems=args.problems,
+        heldout_problems=1,
+        max_prompt_tokens=args.max_prompt_tokens,
+        micro_rows=args.micro_rows,
+        steps=args.steps,
+        force_length=True,
+        **({"dtype": args.dtype} if args.dtype else {}),
+    )
+
+
+def one_step(study: Study, step: int) -> dict[str, float]:
+    """Play, pack and update once; seconds by phase and what was processed."""
+    c, policy, learner = study.config, study.policy, study.learner
+    before = dict(policy.seconds), policy.sampled_tokens, policy.decode_steps, learner.seconds["compile"]
+    problems_XP = [
+        problems_at(study.problems.train, cell.seed, c.data_seed, step, c.problems_per_step) for cell in study.cells
+    ]
+    started = time.perf_counter()
+    collected_X = collect(
+        policy, CoinGrader(), study.cells, problems_XP, step, c.episodes_per_problem, study.train_sampling
+    )
+    collected = time.perf_counter()
+    plan = pack([got.rows for got in collected_X], c.micro_rows, study.train_buckets)
+    packed = time.perf_counter()
+    study.state, stats = learner.update(study.state, plan.batches)
+    study.policy.lora = study.state.lora
+    updated = time.perf_counter()
+    spent = {name: policy.seconds[name] - before[0][name] for name in policy.seconds}
+    update_compile = learner.seconds["compile"] - before[3]
+    decode_steps = policy.decode_steps - before[2]
+    return {
+        "step": step,
+        "prefill_s": spent["prefill"],
+        "decode_s": spent["decode"],
+        "decode_ms_per_step": 1e3 * spent["decode"] / max(decode_steps, 1),
+        "text_s": collected - started - sum(spent.values()),
+        "pack_s": packed - collected,
+        "update_s": updated - packed - update_compile,
+        "compile_s": spent["compile"] + update_compile,
+        "step_s": updated - started - spent["compile"] - update_compile,
+        "sampled_tokens": policy.sampled_tokens - before[1],
+        "padded_train_tokens": int(sum(b.tokens.size for b in plan.batches)),
+        "live_rows": int(plan.live_rows_X.sum()),
+        "sampling_logp_gap": float(stats.gap_mean.mean()),
+        "sampling_logp_gap_max": float(stats.gap_max.max()),
+        "grad_norm": float(stats.grad_norm.mean()),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", default="qwen2.5-1.5b", choices=PRESETS)
+    parser.add_argument("--tokenizer", help="tokenizer directory or hub id")
+    parser.add_argument("--data", default="openai/gsm8k", help="GSM8K directory or hub id")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[17], help="one cell each")
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--problems", type=int, default=64, help="training problems loaded")
+    parser.add_argument("--max-prompt-tokens", type=int, default=1536)
+    parser.add_argument("--micro-rows", type=int, default=8)
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"])
+    parser.add_argument("--out", type=Path, help="write all numbers here as JSON")
+    args = parser.parse_args()
+    started = time.perf_counter()
+    study = prepare(config_of(args))
+    setup = time.perf_counter() - started
+    device = jax.local_devices()[0]
+    print(f"{device.device_kind}, jax {jax.__version__}, X = {len(study.cells)}, set-up {setup:.1f} s", flush=True)
+    steps = []
+    for step in range(args.steps):
+        steps.append(one_step(study, step))
+        print(" ".join(f"{k} {v:.3f}" if isinstance(v, float) else f"{k} {v}" for k, v in steps[-1].items()), flush=True)
+    peak = (device.memory_stats() or {}).get("peak_bytes_in_use", 0) / 2**30
+    last = steps[-1]
+    print(f"peak memory {peak:.1f} GiB; sampled {last['sampled_tokens'] / last['step_s']:,.0f} tokens/s of a whole step")
+    compiles = {"x".join(map(str, k)): s for k, s in study.policy.compiles.items()} | study.learner.compiles
+    print(f"{len(compiles)} compiles, {sum(compiles.values()):.1f} s: " + "; ".join(f"{k} {s:.1f}" for k, s in compiles.items()))
+    if args.out:
+        report = {"device": device.device_kind, "jax": jax.__version__, "cells": len(study.cells), "setup_s": setup}
+        args.out.write_text(json.dumps({**report, "steps": steps, "peak_gib": peak, "compiles": compiles}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

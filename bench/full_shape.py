@@ -109,12 +109,19 @@ def main() -> None:
     steps = []
     for step in range(args.steps):
         steps.append(one_step(study, step))
-        print(" ".join(f"{k} {v:.3f}" if isinstance(v, float) else f"{k} {v}" for k, v in steps[-1].items()), flush=True)
+        print(
+            " ".join(f"{k} {v:.3f}" if isinstance(v, float) else f"{k} {v}" for k, v in steps[-1].items()), flush=True
+        )
     peak = (device.memory_stats() or {}).get("peak_bytes_in_use", 0) / 2**30
     last = steps[-1]
-    print(f"peak memory {peak:.1f} GiB; sampled {last['sampled_tokens'] / last['step_s']:,.0f} tokens/s of a whole step")
+    print(
+        f"peak memory {peak:.1f} GiB; sampled {last['sampled_tokens'] / last['step_s']:,.0f} tokens/s of a whole step"
+    )
     compiles = {"x".join(map(str, k)): s for k, s in study.policy.compiles.items()} | study.learner.compiles
-    print(f"{len(compiles)} compiles, {sum(compiles.values()):.1f} s: " + "; ".join(f"{k} {s:.1f}" for k, s in compiles.items()))
+    print(
+        f"{len(compiles)} compiles, {sum(compiles.values()):.1f} s: "
+        + "; ".join(f"{k} {s:.1f}" for k, s in compiles.items())
+    )
     if args.out:
         report = {"device": device.device_kind, "jax": jax.__version__, "cells": len(study.cells), "setup_s": setup}
         args.out.write_text(json.dumps({**report, "steps": steps, "peak_gib": peak, "compiles": compiles}, indent=1))

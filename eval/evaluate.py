@@ -35,6 +35,10 @@ class Evaluation:
     adapter: tuple[float, ...]
     repeat: int = 0
 
+    def __post_init__(self) -> None:
+        if self.cell is None and any(self.adapter):
+            raise ValueError(f"evaluation {self.name} is the base's, so it plays with nobody's adapter: {self.adapter}")
+
 
 def evaluate(
     policy: Policy,

@@ -28,7 +28,9 @@ def ratio_estimate(total_P: np.ndarray, count_P: np.ndarray) -> Estimate | None:
     total_P, count_P = np.asarray(total_P, np.float64), np.asarray(count_P, np.float64)
     assert total_P.ndim == 1 and total_P.shape == count_P.shape, (total_P.shape, count_P.shape)
     if not np.isfinite(total_P).all():
-        raise ValueError(f"{int((~np.isfinite(total_P)).sum())} of {total_P.size} problems have a value that is not finite")
+        raise ValueError(
+            f"{int((~np.isfinite(total_P)).sum())} of {total_P.size} problems have a value that is not finite"
+        )
     total_P, count_P = total_P[count_P > 0], count_P[count_P > 0]
     if total_P.size == 0:
         return None

@@ -126,7 +126,7 @@ def _estimate(metric: Callable[[Episode], list[float]], episodes_PG: Sequence[Se
 
 
 def boxed_pair(episode: Episode) -> tuple[str, str] | None:
-    """(first copy's last message, second copy's boxed answer), to be graded against each other; None: not both boxed."""
+    """(first copy's last message, second copy's boxed answer), to be graded against each other, or None."""
     boxes = last_boxes(episode)
     if None in (boxes[0], boxes[-1]):
         return None

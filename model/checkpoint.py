@@ -238,9 +238,7 @@ def _explain(root: Path, step: int, needed: int, error: Exception) -> str:
     signs = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
     full = any(sign in str(one) for one in chain for sign in signs)
     earlier = _checkpoints(root) if root.is_dir() else []
-    intact = (
-        f"The checkpoint {earlier[0].name} is untouched." if earlier else "There is no earlier checkpoint."
-    )
+    intact = f"The checkpoint {earlier[0].name} is untouched." if earlier else "There is no earlier checkpoint."
     if full:
         free = shutil.disk_usage(root).free
         reason = f"the disk is full: {needed / 1e6:.1f} MB are needed and {free / 1e6:.1f} MB are free"

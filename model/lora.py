@@ -56,8 +56,7 @@ def init_lora(key: jax.Array, config: ModelConfig, lora: LoraConfig) -> Lora:
 
     shapes = linear_shapes(config)
     return [
-        {name: one(layer, index, *shapes[name]) for index, name in enumerate(LINEARS)}
-        for layer in range(config.layers)
+        {name: one(layer, index, *shapes[name]) for index, name in enumerate(LINEARS)} for layer in range(config.layers)
     ]
 
 

@@ -2,9 +2,9 @@
 
 One function serves training, prefill and decoding: `Qwen2.hidden` takes the tokens' positions, who may see whom,
 and optionally a KV cache to write to. Weights are kept [in, out]. Activations are kept 2-D, [B*T, D], between
-attentions: on a CPU XLA's 3-D products are a third as fast. Matrix products take the compute type and accumulate in fp32;
-norms, softmax and logits are fp32. There is no dropout and no loss here, and no logits for tokens nobody asks about:
-`logits` is a separate call on the hidden states that are wanted.
+attentions: on a CPU XLA's 3-D products are a third as fast. Products take the compute type and accumulate in
+fp32; norms, softmax and logits are fp32. There is no dropout and no loss here, and no logits for tokens nobody asks
+about: `logits` is a separate call on the hidden states that are wanted.
 """
 
 import jax
@@ -160,9 +160,7 @@ class Qwen2(nnx.Module):
         """[..., D] -> [..., V] in fp32."""
         head = self.embed_tokens if self.lm_head is None else self.lm_head
         flat = hidden.reshape(-1, self.config.width)
-        out = jax.lax.dot_general(
-            flat, head[...], (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
-        )
+        out = jax.lax.dot_general(flat, head[...], (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
         return out.reshape(*hidden.shape[:-1], self.config.vocab)
 
 

@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from rl.credit import CREDITS
 from rl.loss import Normalisation
+from rollout.distribution import Sampling
 from tasks.registry import TASKS
 
 
@@ -109,7 +111,7 @@ class Config:
     eval_episodes: int = 2
     """Episodes of each held-out problem in an evaluation."""
     eval_rows: int = 0
-    """Rows of each cell the sampler takes at a time in evaluation; 0: as many as in training, so nothing is compiled."""
+    """Rows of each cell the sampler takes at a time in evaluation; 0: as many as in training, so none is compiled."""
 
     out: Path | None = None
     """Run directory; by default runs/<task>-<date>-<time>."""
@@ -164,6 +166,20 @@ def check(config: Config) -> None:
     for name in positive.split():
         if getattr(config, name) < 1:
             raise ConfigError(f"{_flag(name)} is {getattr(config, name)}; it must be at least 1")
+    for name in ("lr", "alpha", "clip_norm"):
+        if not 0 <= getattr(config, name) < math.inf:
+            raise ConfigError(f"{_flag(name)} is {getattr(config, name)}; it must be a finite number, 0 or more")
+    for prefix, penalty in (("", 1.0), ("eval_", config.eval_repetition_penalty)):
+        try:
+            Sampling(*(getattr(config, prefix + name) for name in ("temperature", "top_p", "top_k")), penalty)
+        except ValueError as error:
+            raise ConfigError(f"{_flag(prefix)}{error}") from error
+    for name in ("show_every", "eval_rows"):
+        if getattr(config, name) < 0:
+            raise ConfigError(f"{_flag(name)} is {getattr(config, name)}; it must be 0 or more")
+    for seed in (*config.seeds, config.data_seed):
+        if not 0 <= seed < 1 << 32:
+            raise ConfigError(f"seed {seed} of --seeds or --data-seed is not a 32-bit number: 0 to {(1 << 32) - 1}")
     if config.train_problems < config.problems_per_step:
         raise ConfigError(
             f"--train-problems {config.train_problems} is fewer than --problems-per-step {config.problems_per_step}"

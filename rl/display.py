@@ -43,13 +43,19 @@ def header(study: Study, device: str, where: str) -> RenderableType:
     cap = rows * sum(turn.max_tokens for turn in turns)
     table = Table.grid(padding=(0, 2))
     for name, value in (
-        ("task", f"{c.task}: {len(turns)} turns, {len(study.problems.train):,} training and "
-         f"{len(study.problems.heldout):,} held-out problems from {c.data}"),
+        (
+            "task",
+            f"{c.task}: {len(turns)} turns, {len(study.problems.train):,} training and "
+            f"{len(study.problems.heldout):,} held-out problems from {c.data}",
+        ),
         ("left out", ", ".join(f"{v} {k}" for k, v in study.problems.dropped.items() if v) or "none"),
         ("cells", f"{len(study.cells)}: {', '.join(cell.name for cell in study.cells)}"),
         ("base", f"{c.model}, {sizes.parameters:,} parameters, {c.dtype}, frozen"),
         ("adapter", f"rank {c.rank}, {parameters(sizes, study.lora_config):,} parameters a cell"),
-        ("a step", f"{rows} episodes a cell, {rows * len(turns)} rows, at most {cap * len(study.cells):,} sampled tokens"),
+        (
+            "a step",
+            f"{rows} episodes a cell, {rows * len(turns)} rows, at most {cap * len(study.cells):,} sampled tokens",
+        ),
         ("device", device),
         ("saved to", where),
     ):

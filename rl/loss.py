@@ -16,7 +16,7 @@ NORMALISATIONS: tuple[str, ...] = get_args(Normalisation)
 
 
 class LossStats(NamedTuple):
-    """Sums over the trained tokens of one micro-batch: `loss` weighted; the rest over tokens, to be divided by `tokens`.
+    """Sums over the trained tokens of one micro-batch: `loss` weighted; the rest over tokens, over `tokens`.
 
     `gap_sum`, `gap_max`: |logp - old_logp|, the distance between the training forward and the sampler.
     """
@@ -45,7 +45,9 @@ def policy_gradient_loss(
     importance weight that corrects it. Masked positions may hold anything, NaN included. All [M] fp32, mask bool.
     """
     for name, value in (("logp", logp_M), ("old_logp", old_logp_M), ("advantage", advantage_M), ("weight", weight_M)):
-        assert value.ndim == 1 and value.dtype == jnp.float32, f"{name} must be [M] fp32, is {value.shape} {value.dtype}"
+        assert value.ndim == 1 and value.dtype == jnp.float32, (
+            f"{name} must be [M] fp32, is {value.shape} {value.dtype}"
+        )
     assert loss_mask_M.dtype == jnp.bool_, f"loss_mask must be bool, is {loss_mask_M.dtype}"
     advantage_M = jax.lax.stop_gradient(jnp.where(loss_mask_M, advantage_M, 0.0))
     # Masked before exp: a masked token's gap may be inf, and inf * 0 is NaN, in the gradient too.

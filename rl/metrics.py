@@ -16,7 +16,7 @@ from rl.update import StepStats
 
 
 def step_metrics(
-    step: int, cells: list[Cell], collected_X: list[Collected], plan: Plan, stats: StepStats, failures: dict[str, int]
+    step: int, cells: list[Cell], collected_X: list[Collected], plan: Plan, stats: StepStats
 ) -> list[dict[str, Any]]:
     """A line a cell. Rates are over the step's episodes; None where there was nothing to measure."""
     lines = []
@@ -43,7 +43,6 @@ def step_metrics(
                 "sampling_logp_gap": float(stats.gap_mean[x]) if seen else None,
                 "sampling_logp_gap_max": float(stats.gap_max[x]) if seen else None,
                 "optim/grad_norm": float(stats.grad_norm[x]),
-                **{f"grading/{name}": count for name, count in failures.items()},
             }
         )
     return lines

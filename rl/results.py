@@ -26,7 +26,7 @@ def evaluate_base(study: Study, grader: Grader, run_dir: RunDir, stop: StopReque
     evaluations = [
         Evaluation(f"base-{arm}", task, None, (0.0,) * len(task.agents)) for arm, task in study.tasks.items()
     ]
-    play_missing(study, grader, run_dir, stop, evaluations)
+    play_unless_kept(study, grader, run_dir, stop, evaluations)
 
 
 def evaluate_trained(study: Study, grader: Grader, run_dir: RunDir, stop: StopRequest) -> None:
@@ -38,7 +38,7 @@ def evaluate_trained(study: Study, grader: Grader, run_dir: RunDir, stop: StopRe
         if reads_others(cell.task):
             adapter = (1.0,) + (0.0,) * (agents - 1)
             evaluations.append(Evaluation(f"{cell.name}-with_untrained_partner", cell.task, x, adapter))
-    play_missing(study, grader, run_dir, stop, evaluations)
+    play_unless_kept(study, grader, run_dir, stop, evaluations)
 
 
 def reads_others(task: Task) -> bool:
@@ -46,17 +46,20 @@ def reads_others(task: Task) -> bool:
     return any(task.turns[v].agent != turn.agent for turn in task.turns for v in turn.reads)
 
 
-def play_missing(
+def play_unless_kept(
     study: Study, grader: Grader, run_dir: RunDir, stop: StopRequest, evaluations: list[Evaluation]
 ) -> None:
-    """Play the evaluations that the run directory doesn't hold yet, together, and keep each."""
+    """Play the evaluations together and keep each, unless the run directory holds all of them.
+
+    If it was killed while it kept them, all are played again: a part of them would be sampled in other batches, and
+    floating point would not give quite the same numbers.
+    """
     stop.check(f"before evaluating; continue with --resume {run_dir.path}")
-    missing = [item for item in evaluations if run_dir.load_evaluation(item.name) is None]
-    if not missing:
+    if all(run_dir.load_evaluation(item.name) is not None for item in evaluations):
         return
     c = study.config
-    played = evaluate(study.policy, grader, missing, study.problems.heldout, c.eval_episodes, study.eval_sampling)
-    for item, episodes_PG in zip(missing, played, strict=True):
+    played = evaluate(study.policy, grader, evaluations, study.problems.heldout, c.eval_episodes, study.eval_sampling)
+    for item, episodes_PG in zip(evaluations, played, strict=True):
         flat = [episode for group in episodes_PG for episode in group]
         run_dir.save_evaluation(item.name, summarise(episodes_PG, grader), flat)
     stop.check(f"evaluated and kept; continue with --resume {run_dir.path}")
@@ -71,9 +74,7 @@ def write_results(study: Study, run_dir: RunDir, seconds: dict[str, float], devi
     if c.evaluate:
         base = {arm: run_dir.load_evaluation(f"base-{arm}") for arm in study.tasks}
     for cell in study.cells:
-        found = {
-            name: run_dir.load_evaluation(f"{cell.name}-{name}") for name in ("trained", "with_untrained_partner")
-        }
+        found = {name: run_dir.load_evaluation(f"{cell.name}-{name}") for name in ("trained", "with_untrained_partner")}
         cells.append(
             {
                 "name": cell.name,

@@ -2,7 +2,7 @@
 
 config.json         the resolved config
 metrics.jsonl       one line a step and cell; nothing in it depends on the clock, so equal runs have equal bytes
-timing.jsonl        one line a step: seconds by phase
+timing.jsonl        one line a step: seconds by phase, grader's failures so far
 episodes.jsonl      episodes of every k-th step, and, at the end, of every evaluation
 evaluations/        one finished evaluation a file, so that none is played twice
 checkpoints/        model.checkpoint's
@@ -34,14 +34,24 @@ class RunDir:
     @classmethod
     def create(cls, path: Path, config: Config) -> "RunDir":
         """Make a new run directory. Raises ConfigError if it holds anything."""
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        cls.refuse_used(path)
+        run = cls(path)
+        path.mkdir(parents=True, exist_ok=True)
+        # First, because it makes this a run that can be continued, should the process be killed right here.
+        run.write_json("config.json", to_json(config))
+        run.make_folders()
+        return run
+
+    @staticmethod
+    def refuse_used(path: Path) -> None:
+        """Raise ConfigError if `path` holds anything: a new run takes an empty directory."""
+        if path.exists() and (not path.is_dir() or any(file.name != "config.json.tmp" for file in path.iterdir())):
             held = "another run" if (path / "config.json").exists() else "other files"
             raise ConfigError(f"{path} holds {held}; continue a run with --resume {path}, or choose another --out")
-        run = cls(path)
-        for folder in (path, run.checkpoints, run.adapters, run.evaluations):
-            folder.mkdir(parents=True, exist_ok=True)
-        run.write_json("config.json", to_json(config))
-        return run
+
+    def make_folders(self) -> None:
+        for folder in (self.checkpoints, self.adapters, self.evaluations):
+            folder.mkdir(exist_ok=True)
 
     @classmethod
     def open(cls, path: Path) -> tuple["RunDir", Config]:
@@ -53,7 +63,11 @@ class RunDir:
             raw = json.loads(file.read_text())
         except ValueError as error:
             raise ConfigError(f"{file} is damaged: {error}") from error
-        return cls(path), from_json(raw)
+        if not isinstance(raw, dict):
+            raise ConfigError(f"{file} is damaged: it holds no JSON object")
+        run = cls(path)
+        run.make_folders()
+        return run, from_json(raw)
 
     def write_json(self, name: str, value: Any) -> Path:
         """Write a whole file or nothing: to another name, flushed, then renamed."""

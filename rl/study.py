@@ -1,4 +1,4 @@
-"""Set a study up: problems, tokenizer, cells, policy, learner and a fresh state, in the order that fails cheapest first."""
+"""Set a study up: problems, tokenizer, cells, policy, learner, fresh state, in the order that fails cheapest first."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,19 +141,20 @@ def _base(config: Config, path: Path | None) -> tuple[ModelConfig, Any, Any]:
 
 def _problems(config: Config, tokenizer: ChatTokenizer, tasks: list[Task]) -> Problems:
     def fits(problem: Problem) -> bool:
-        return all(
-            longest_prompt(tokenizer.encode_chat, task, problem) <= config.max_prompt_tokens for task in tasks
-        )
+        return all(longest_prompt(tokenizer.encode_chat, task, problem) <= config.max_prompt_tokens for task in tasks)
 
-    problems = load_problems(
-        config.data,
-        config.split,
-        config.train_problems,
-        config.heldout_problems,
-        config.data_seed,
-        fits,
-        config.data_revision,
-    )
+    try:
+        problems = load_problems(
+            config.data,
+            config.split,
+            config.train_problems,
+            config.heldout_problems,
+            config.data_seed,
+            fits,
+            config.data_revision,
+        )
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"--data {config.data}: {error}") from error
     for name, have, asked in (
         ("train", problems.train, config.train_problems),
         ("heldout", problems.heldout, config.heldout_problems),

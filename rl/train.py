@@ -13,12 +13,14 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import argparse  # noqa: E402 - the line above must come first
 import dataclasses  # noqa: E402
+import errno  # noqa: E402
 import sys  # noqa: E402
 import time  # noqa: E402
 from dataclasses import dataclass  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 import jax  # noqa: E402
+import numpy as np  # noqa: E402
 import tyro  # noqa: E402
 from rich.console import Console  # noqa: E402
 
@@ -30,7 +32,7 @@ from model.tokenizer import TokenizerError  # noqa: E402
 from model.weights import WeightsError  # noqa: E402
 from rl import display  # noqa: E402
 from rl.batch import pack  # noqa: E402
-from rl.collect import collect, problems_at  # noqa: E402
+from rl.collect import Cell, Collected, collect, problems_at  # noqa: E402
 from rl.config import PRESETS, Config, ConfigError, check, differences, from_json, to_json  # noqa: E402
 from rl.metrics import Phases, step_metrics  # noqa: E402
 from rl.results import evaluate_base, evaluate_trained, write_results  # noqa: E402
@@ -41,6 +43,7 @@ from rl.update import NonFiniteLoss  # noqa: E402
 from rollout.policy import PromptTooLong  # noqa: E402
 from tasks.grading import Grader  # noqa: E402
 
+DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENAMETOOLONG}
 USER_ERRORS = (ConfigError, ModelConfigError, WeightsError, TokenizerError, CheckpointError, PromptTooLong)
 """What a user can mend: shown as one message, exit status 2."""
 
@@ -77,11 +80,14 @@ def run(config: Config, resuming: bool, console: Console) -> None:
     started = time.perf_counter()
     phases = Phases()
     path = config.out or Path("runs") / f"{config.task}-{time.strftime('%Y%m%d-%H%M%S')}"
-    run_dir = RunDir(path) if resuming else RunDir.create(path, config)
+    if not resuming:
+        RunDir.refuse_used(path)
     with StopRequest() as stop, Grader() as grader:
         grader.warm()
         with phases("setup"):
             study = prepare(config)
+        # Only now, so that a run that can't be set up leaves no directory in the way of its next try.
+        run_dir = RunDir(path) if resuming else RunDir.create(path, config)
         resumed_at = restore(study, run_dir, console) if resuming else 0
         console.print(display.header(study, device(), str(path)))
         if config.evaluate:
@@ -142,12 +148,13 @@ def train(
                 )
             try:
                 with phases("update"):
+                    refuse_non_finite(step, cells, collected_X)
                     study.state, stats = study.learner.update(study.state, plan.batches)
             except NonFiniteLoss:
                 save(study, run_dir)
                 raise
             study.policy.lora = study.state.lora
-            lines = step_metrics(step, cells, collected_X, plan, stats, grader.failures)
+            lines = step_metrics(step, cells, collected_X, plan, stats)
             run_dir.append("metrics.jsonl", lines)
             if step % c.episodes_every == 0:
                 run_dir.append(
@@ -161,7 +168,9 @@ def train(
                 )
             due = (step + 1) % c.checkpoint_every == 0 or step + 1 == c.steps or stop.asked
             timing = phases.take_step()
-            run_dir.append("timing.jsonl", [{"step": step, **timing}])
+            # Here, not in metrics.jsonl: a resumed process counts from 0.
+            failures = {f"grading/{name}": count for name, count in sorted(grader.failures.items())}
+            run_dir.append("timing.jsonl", [{"step": step, **timing, **failures}])
             if due:
                 with phases("save"):
                     save(study, run_dir)
@@ -170,9 +179,19 @@ def train(
                 raise Stopped(f"saved after step {step + 1} of {c.steps}; continue with --resume {run_dir.path}")
 
 
+def refuse_non_finite(step: int, cells: list[Cell], collected_X: list[Collected]) -> None:
+    """Raise NonFiniteLoss where a reply was drawn from NaN: such replies are all wrong, their groups flat, and a
+    flat step computes no loss that would show it."""
+    for cell, got in zip(cells, collected_X, strict=True):
+        if not all(np.isfinite(row.utterance.logp).all() for row in got.rows):
+            raise NonFiniteLoss(
+                f"step {step}: {cell.name} sampled with log-probs that are not finite; the update was not applied"
+            )
+
+
 def save(study: Study, run_dir: RunDir) -> None:
     """One save holds everything: adapters, optimiser, step, config and how long each log was."""
-    meta = {"config": to_json(study.config), "log_bytes": run_dir.sizes(), "cells": [c.name for c in study.cells]}
+    meta = {"config": to_json(study.config), "log_bytes": run_dir.sizes(), "data": fingerprints(study)}
     checkpoint.save(run_dir.checkpoints, int(study.state.step), study.state, meta)
 
 
@@ -189,11 +208,19 @@ def restore(study: Study, run_dir: RunDir, console: Console) -> int:
     changed = differences(from_json(restored.meta["config"]), study.config)
     if changed:
         raise ConfigError(f"{run_dir.path}/config.json was changed since the checkpoint: " + "; ".join(changed))
+    other = [name for name, value in fingerprints(study).items() if restored.meta["data"][name] != value]
+    if other:
+        raise ConfigError(f"{' and '.join(other)} changed since the run in {run_dir.path} began; put the old back")
     study.state = jax.tree.map(jax.numpy.asarray, restored.arrays)
     study.policy.lora = study.state.lora
     run_dir.rewind(restored.meta["log_bytes"])
     console.print(f"resumed after step {restored.step} of {study.config.steps}", markup=False)
     return restored.step
+
+
+def fingerprints(study: Study) -> dict[str, str]:
+    """What a resumed run must find as it was."""
+    return {"problems": study.problems.fingerprint, "tokenizer": study.tokenizer.fingerprint}
 
 
 def save_adapters(study: Study, run_dir: RunDir) -> None:
@@ -249,6 +276,12 @@ def main(argv: list[str] | None = None) -> int:
     except (*USER_ERRORS, NonFiniteLoss) as error:
         errors.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
         return 3 if isinstance(error, NonFiniteLoss) else 2
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        message = f"error: {error}; what was saved is whole: mend the disk or its permissions, then use --resume"
+        errors.print(message, style="red", markup=False, soft_wrap=True)
+        return 2
     return 0
 
 

@@ -109,7 +109,7 @@ class NonFiniteLoss(RuntimeError):
 
 
 class StepStats(NamedTuple):
-    """Per cell [X]: the step's `loss`, `grad_norm` before clipping, trained tokens seen, gap mean and max, clipped share."""
+    """Per cell [X]: the step's `loss`, `grad_norm` before clipping, trained `tokens`, the gap, clipped share."""
 
     loss: np.ndarray
     grad_norm: np.ndarray
@@ -137,8 +137,8 @@ class Learner:
     def __post_init__(self) -> None:
         if self.sampling.repetition_penalty != 1:
             raise ValueError(
-                "training with a repetition penalty is refused: the loss would need the penalised distribution of every "
-                "position; use it for evaluation only"
+                "training with a repetition penalty is refused: the loss would need the penalised distribution of "
+                "every position; use it for evaluation only"
             )
 
     def update(self, state: TrainState, batches: list[Batch]) -> tuple[TrainState, StepStats]:

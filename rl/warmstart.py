@@ -9,12 +9,12 @@ calibration).
 
 import argparse
 import itertools
-import json
 import math
 import random
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -27,8 +27,15 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from model.config import ModelConfig
+from model.lora import LoraConfig, init_lora
 from model.qwen2 import Qwen2
-from tasks.scripts import TASKS, Row, equation, forced_row, phrase_words, tell, write_rows
+from model.tokenizer import ChatTokenizer
+from model.weights import read_json, save_hf, write_json
+from rollout.distribution import Sampling
+from rollout.episode import EpisodePlan, RowId
+from rollout.play import play
+from rollout.policy import Policy, Request
+from tasks.scripts import ANSWER_TOKENS, TASKS, Row, equation, forced_row, phrase_words, tell, write_rows
 from tasks.stories import LARGEST, Story, story_stream, template_words
 from tasks.talk import FULL, NO_MESSAGE, SHORT
 
@@ -38,6 +45,7 @@ CONVERSATIONS, FORCED_ROWS, SUM_ROWS = 8, 24, 48
 MESSAGE_LENGTH, ANSWER_LENGTH, SUM_LENGTH = 88, 136, 64
 PROMPT_WEIGHT, SUM_WEIGHT = 0.1, 0.3
 CIRCLES, NUMBER_SCALE = (2, 4, 5, 10, 20, 50, 100, 250), 0.02
+SAMPLING = Sampling(temperature=0.9, top_p=0.95)
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CHATML = (
@@ -192,67 +200,27 @@ def schedule(steps: int, peak: float = PEAK_LR) -> optax.Schedule:
     return optax.join_schedules(parts + [optax.linear_schedule(peak, 0, steps - flat)], [WARMUP, flat])
 
 
-def train(model: Qwen2, data: Iterator, steps: int, out: Path, tokenizer: PreTrainedTokenizerFast) -> Qwen2:
-    """`steps` steps of Muon; every 100 the model so far is written to `out`.
-
-    Muon (Jordan et al., 2024) learns the sums in half the steps that Adam needs, and more of them.
-    """
+def train(model: Qwen2, data: Iterator, steps: int) -> Qwen2:
+    """`steps` steps of Muon (Jordan et al., 2024), which gets all sums right where as many of Adam's do not."""
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), muon(schedule(steps), adam_b2=0.98, consistent_rms=0.2))
     graph, params = nnx.split(model)
     state, step, started = optimizer.init(params), make_step(graph, optimizer), time.time()
     for index, groups in zip(range(1, steps + 1), data):
         params, state, loss = step(params, state, groups)
         if index % 25 == 0:
-            print(f"step {index}/{steps}  loss {float(loss):.3f}  {time.time() - started:.0f} s", flush=True)
-        if index % 100 == 0 and index < steps:
-            save(out, nnx.merge(graph, params), tokenizer)
+            seconds = f"{time.time() - started:.0f} s, {time.process_time():.0f} s of CPU"
+            print(f"step {index}/{steps}  loss {float(loss):.3f}  {seconds}", flush=True)
     return nnx.merge(graph, params)
 
 
 # What it can do
 
 
-@nnx.jit(static_argnames=("steps",))
-def _sample(model: Qwen2, tokens_BT, lengths_B, key, temperature, top_p, steps: int):
-    """Continue each row by `steps` tokens; every token recomputes the whole row, there is no cache."""
-    rows = jnp.arange(tokens_BT.shape[0])
-
-    def one(index, carry):
-        tokens_BT, key = carry
-        key, draw = jax.random.split(key)
-        last = lengths_B + index
-        logits = model.logits(forward(model, tokens_BT)[rows, last - 1]) / temperature
-        probs = jax.nn.softmax(logits)
-        order = jnp.sort(probs, axis=-1)[:, ::-1]
-        kept = jnp.sum(jnp.cumsum(order, -1) - order < top_p, -1)
-        floor = jnp.take_along_axis(order, kept[:, None] - 1, 1)
-        choice = jax.random.categorical(draw, jnp.where(probs >= floor, logits, -jnp.inf))
-        return tokens_BT.at[rows, last].set(choice.astype(jnp.int32)), key
-
-    return jax.lax.fori_loop(0, steps, one, (tokens_BT, key))[0]
-
-
-class Speaker:
-    """Samples replies for rows of text prompts, for calibration only (training has rollout.sampler)."""
-
-    def __init__(self, model: Qwen2, tokenizer: PreTrainedTokenizerFast, seed: int, temperature: float = 0.9):
-        self.model, self.tokenizer, self.temperature = model, tokenizer, temperature
-        self.key = jax.random.key(seed)
-
-    def replies(self, prompts: list[str], cap: int, top_p: float = 0.95) -> list[str]:
-        ids = [self.tokenizer.backend_tokenizer.encode(prompt).ids for prompt in prompts]
-        lengths = np.array([len(row) for row in ids])
-        tokens_BT = np.zeros((len(ids), 176), np.int32)
-        for index, row in enumerate(ids):
-            tokens_BT[index, : len(row)] = row
-        self.key, key = jax.random.split(self.key)
-        out = np.asarray(_sample(self.model, tokens_BT, lengths, key, self.temperature, top_p, cap))
-        texts = []
-        for row, length in zip(out.tolist(), lengths):
-            reply = row[length : length + cap]
-            end = reply.index(self.tokenizer.eos_token_id) if self.tokenizer.eos_token_id in reply else cap
-            texts.append(self.tokenizer.decode(reply[:end], skip_special_tokens=True))
-        return texts
+def make_policy(model: Qwen2, tokenizer: ChatTokenizer) -> Policy:
+    """The model with an adapter that changes nothing."""
+    graph, params = nnx.split(model)
+    lora = jax.tree.map(lambda x: x[None], init_lora(jax.random.key(0), model.config, LoraConfig(1, 1.0)))
+    return Policy(model.config, graph, params, lora, 0.0, tokenizer, (ANSWER_LENGTH + 32,), (512,))
 
 
 def is_right(story: Story, text: str) -> bool:
@@ -260,78 +228,47 @@ def is_right(story: Story, text: str) -> bool:
     return bool(boxes) and boxes[-1] == story.problem.answer
 
 
-def play(speaker: Speaker, tell_all: bool, arm: str, held: list[Story]) -> list[list[str]]:
-    """Four replies a story; `tell_all` replaces the two messages with the stories' facts."""
-    task, chats = TASKS[arm], [[] for _ in held]
-    for index, turn in enumerate(task.turns):
-        if tell_all and not turn.graded:
-            replies = [tell(story, turn.agent) for story in held]
-        else:
-            rows = [Row(task, s, index, {v: c[v] for v in turn.reads}, "", "") for s, c in zip(held, chats)]
-            replies = speaker.replies([prompt_text(speaker.tokenizer, row) for row in rows], turn.max_tokens)
-        for chat, reply in zip(chats, replies):
-            chat.append(reply)
-    return chats
+def chats(policy: Policy, arm: str, held: list[Story]) -> list[list[str]]:
+    """Four replies a story."""
+    problems = [replace(story.problem, id=str(index)) for index, story in enumerate(held)]
+    plans = [EpisodePlan(TASKS[arm], problem, 0, 0, 0, (0.0, 0.0)) for problem in problems]
+    return [[said.text for said in episode.utterances] for episode in play(policy, [plans], SAMPLING)[0]]
 
 
-def skill(speaker: Speaker, held: list[Story], top_p: float) -> list[bool]:
-    """Is the answer right when the partner told everything and the reply is made to start with "We"?"""
-    rng = random.Random(0)
-    rows = [forced_row(story, rng) for story in held]
-    prompts = [prompt_text(speaker.tokenizer, row) + "We" for row in rows]
-    return [is_right(s, r) for s, r in zip(held, speaker.replies(prompts, 28, top_p))]
+def answers(policy: Policy, rows: list[Row], start: str, sampling: Sampling) -> list[str]:
+    """A reply a row, made to start with `start`."""
+    given = policy.tokenizer.encode_text(start)
+    requests = []
+    for index, row in enumerate(rows):
+        prompt = policy.tokenizer.encode_chat(row.task.render(row.story.problem, row.turn, row.heard))
+        requests.append(Request(str(index), prompt + given, ANSWER_TOKENS, 0.0, RowId(0, 0, index, 0, row.turn)))
+    return [start + policy.tokenizer.decode(reply.tokens) for reply in policy.sample([requests], sampling)[0]]
 
 
-def calibrate(model: Qwen2, tokenizer: PreTrainedTokenizerFast, count: int = 256) -> dict[str, float]:
-    """Shares on `count` held-out stories, one sampled chat each (T 0.9, top_p 0.95)."""
+def calibrate(model: Qwen2, tokenizer: ChatTokenizer, count: int = 512) -> dict[str, float]:
+    """Shares on `count` held-out stories, one chat each."""
     held = list(itertools.islice(story_stream(random.Random("calibration"), heldout=True), count))
-    speaker = Speaker(model, tokenizer, seed=0)
-    out = {}
+    policy, out = make_policy(model, tokenizer), {}
     for arm in TASKS:
-        chats = play(speaker, False, arm, held)
-        out[f"{arm}: answers right"] = np.mean([is_right(s, r) for s, c in zip(held, chats) for r in c[2:]])
-    chats = play(speaker, False, "channel_on", held)
-    out["sends all its facts"] = np.mean([c[a] == tell(s, a) for s, c in zip(held, chats) for a in (0, 1)])
-    out["asks"] = np.mean(["?" in c[a] for c in chats for a in (0, 1)])
-    chats = play(speaker, True, "channel_on", held)
-    out["uses a full message"] = np.mean([c[a].startswith("We") for c in chats for a in (2, 3)])
-    greedy = skill(Speaker(model, tokenizer, 0, temperature=1e-3), held, 1.0)
-    out["right when it starts with We, greedy"] = np.mean(greedy)
-    out["right when it starts with We, top_p 0.95"] = np.mean(skill(speaker, held, 0.95))
-    out["right when it starts with We, top_p 1"] = np.mean(skill(speaker, held, 1.0))
-    for kind, test in (
-        ("two facts", lambda s: len(s.numbers) == 2),
-        ("three facts", lambda s: len(s.numbers) == 3),
-        ("products", lambda s: "*" in equation(s, False)),
-    ):
-        out[f"greedy, {kind}"] = np.mean([right for s, right in zip(held, greedy) if test(s)])
-    return {key: float(value) for key, value in out.items()}
-
-
-# Files
+        said = chats(policy, arm, held)
+        out[f"answers right, {arm}"] = np.mean([is_right(s, c[u]) for s, c in zip(held, said) for u in (2, 3)])
+        out[f"sends all its facts, {arm}"] = np.mean([c[a] == tell(s, a) for s, c in zip(held, said) for a in (0, 1)])
+        out[f"asks, {arm}"] = np.mean(["?" in c[u] for c in said for u in (0, 1)])
+    rows = [forced_row(story, random.Random(0)) for story in held]
+    out["uses a full message"] = np.mean([r.startswith("We") for r in answers(policy, rows, "", SAMPLING)])
+    for name, sampling in (("greedy", Sampling(1e-3)), ("top_p 0.95", SAMPLING), ("top_p 1", Sampling(0.9))):
+        right = [is_right(*pair) for pair in zip(held, answers(policy, rows, "We", sampling))]
+        out[f"right when it uses a full message, {name}"] = np.mean(right)
+    out["... of three facts"] = np.mean([ok for s, ok in zip(held, right) if len(s.numbers) == 3])
+    return {name: float(value) for name, value in out.items()}
 
 
 def save(out: Path, model: Qwen2, tokenizer: PreTrainedTokenizerFast) -> None:
     """Write the Hugging Face directory."""
-    from safetensors.numpy import save_file
-
-    out.mkdir(parents=True, exist_ok=True)
-    tensors = {}
-    for path, value in nnx.to_flat_state(nnx.state(model, nnx.Param)):
-        name = "model." + ".".join(str(part) for part in path)
-        array = np.asarray(value[...])
-        linear = name.endswith("_proj.weight")
-        name = name + ".weight" if name == "model.embed_tokens" else name
-        tensors[name] = np.ascontiguousarray(array.T if linear else array)
-    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
-    special = {
-        "bos_token_id": None,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
-    config = model.config.to_hf() | special | {"dtype": "float32"}
-    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    (out / "generation_config.json").write_text(json.dumps(special | {"do_sample": True}, indent=2) + "\n")
+    save_hf(out, model.config, nnx.state(model), jnp.float32)
+    ends = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    write_json(out / "config.json", read_json(out / "config.json") | ends)
+    write_json(out / "generation_config.json", ends | {"do_sample": True})
     tokenizer.save_pretrained(out)
 
 
@@ -345,10 +282,10 @@ def main() -> None:
     config = model_config(tokenizer)
     print(f"{len(tokenizer)} tokens, {config.parameters:,} parameters")
     model = init_model(config, tokenizer, args.seed)
-    model = train(model, batches(tokenizer, args.seed), args.steps, args.out, tokenizer)
+    model = train(model, batches(tokenizer, args.seed), args.steps)
     save(args.out, model, tokenizer)
-    for name, value in calibrate(model, tokenizer).items():
-        print(f"{name:45} {value:.3f}")
+    for name, value in calibrate(model, ChatTokenizer(args.out)).items():
+        print(f"{name:50} {value:.3f}")
 
 
 if __name__ == "__main__":

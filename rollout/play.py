@@ -7,6 +7,8 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from rollout.distribution import Sampling
 from rollout.episode import Episode, EpisodePlan, RowId, Utterance
 from rollout.policy import Policy, Request
@@ -42,7 +44,7 @@ def play(policy: Policy, plans_XE: Sequence[Sequence[EpisodePlan]], sampling: Sa
                 turn = game.plan.task.turns[u]
                 game.said[u] = Utterance(
                     turn=u,
-                    prompt_tokens=request.prompt_tokens,
+                    prompt_tokens=np.asarray(request.prompt_tokens, np.int32),
                     tokens=reply.tokens,
                     logp=reply.logp,
                     text=policy.tokenizer.decode(reply.tokens),
@@ -76,13 +78,14 @@ def problem_number(problem: Problem) -> int:
 def longest_prompt(encode_chat, task: Task, problem: Problem) -> int:
     """Tokens of the longest prompt that any turn of `task` can have on `problem`: every reply read at its cap.
 
+    A prompt with an empty reply may be a token short for each: what stands before and after it merges ("A:", " \\n").
     A reply's text could in principle come back as more tokens than were sampled (broken UTF-8 becomes U+FFFD); such a
     prompt, if it then overflows, is an error at run time that names the problem.
     """
     longest = 0
     for index, turn in enumerate(task.turns):
         empty = encode_chat(task.render(problem, index, dict.fromkeys(turn.reads, "")))
-        longest = max(longest, len(empty) + sum(task.turns[v].max_tokens for v in turn.reads))
+        longest = max(longest, len(empty) + sum(task.turns[v].max_tokens + 1 for v in turn.reads))
     return longest
 
 

@@ -44,7 +44,7 @@ class Request(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What a row drew: `tokens` [T] int32, the end-of-turn token included; `logp` [T] fp32; `finished`: it ended itself."""
+    """What a row drew: `tokens` [T] int32, the end-of-turn token included; `logp` [T] fp32; `finished`: not cut."""
 
     tokens: np.ndarray
     logp: np.ndarray
@@ -116,9 +116,7 @@ class Policy:
             start += rows
         return replies_X
 
-    def _sample_part(
-        self, part_X: list[Sequence[Request]], row_count: int, sampling: Sampling
-    ) -> list[list[Reply]]:
+    def _sample_part(self, part_X: list[Sequence[Request]], row_count: int, sampling: Sampling) -> list[list[Reply]]:
         prompt_slots = max(self._prompt_bucket(r) for part in part_X for r in part)
         most_new = max(r.max_tokens for part in part_X for r in part)
         new_slots = -(-most_new // REPLY_BUCKET) * REPLY_BUCKET
@@ -136,10 +134,7 @@ class Policy:
         self.decode_steps += int(steps)
         ends = () if self.force_length else self.tokenizer.end_of_turn
         return [
-            [
-                _reply(tokens[x, b, : counts[x, b]], logp[x, b, : counts[x, b]], ends)
-                for b in range(len(part))
-            ]
+            [_reply(tokens[x, b, : counts[x, b]], logp[x, b, : counts[x, b]], ends) for b in range(len(part))]
             for x, part in enumerate(part_X)
         ]
 

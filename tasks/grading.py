@@ -51,10 +51,7 @@ def _integer(text: str) -> int | None:
 
 
 def check_gold(gold: str) -> bool:
-    """Whether the grader can read `gold`. Integers are decided here; anything else loads Math-Verify.
-
-    Without a time limit, in the calling process: for golds by the thousand use `Grader.check_golds`.
-    """
+    """Whether the grader can read `gold`; in this process, with no time limit (else `Grader.check_golds`)."""
     return _integer(gold) is not None or _readable_gold(gold)
 
 
@@ -82,9 +79,7 @@ _ANSWER_LIST = re.compile(
     rf"(?:,\s|\band\b|\bor\b)\s*(?:and\s+|or\s+)?\\?\$?{_NUMBER}",
     re.I,
 )
-_CHARACTERS = str.maketrans(
-    {"−": "-", "\u00a0": " ", "\u2009": " ", "\u202f": " ", "½": " 1/2", "¼": " 1/4", "¾": " 3/4"}
-)
+_CHARACTERS = str.maketrans({"−": "-", "\u00a0": " ", "½": " 1/2", "¼": " 1/4", "¾": " 3/4"})
 
 
 def normalise(text: str) -> str:

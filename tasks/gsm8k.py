@@ -58,7 +58,15 @@ def load_rows(source: str, revision: str | None = None) -> tuple[dict[str, list[
     if files:
         # Its cache of local files would go to the home directory, which may be read-only.
         with tempfile.TemporaryDirectory() as cache:
-            loaded = datasets.load_dataset("json", data_files=files, cache_dir=cache)
+            verbosity = datasets.logging.get_verbosity()
+            datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it logs what it then raises
+            try:
+                loaded = datasets.load_dataset("json", data_files=files, cache_dir=cache)
+            except datasets.exceptions.DatasetGenerationError as error:
+                names = " or ".join(files.values())
+                raise ValueError(f"{names} is not JSON, one object a line: {error.__cause__ or error}") from error
+            finally:
+                datasets.logging.set_verbosity(verbosity)
             rows = {split: loaded[split].to_list() for split in files}
     else:
         revision = revision or REVISIONS.get(source)

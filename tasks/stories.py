@@ -23,6 +23,9 @@ LARGEST = 120
 HELDOUT_SHARE = 6
 """One in so many (pattern, numbers) pairs is drawn for held-out stories only, whatever the seed."""
 
+PATIENCE = 10_000
+"""Repeats in a row after which no more new stories are looked for."""
+
 
 @dataclass(frozen=True)
 class Pattern:
@@ -74,9 +77,7 @@ PATTERNS = (
         "The blue box holds # {apples}.",
         ask="How many {apples} are in the boxes?",
     ),
-    _sum(
-        "The hat costs # dollars.", "The bag costs # dollars.", ask="How many dollars do they cost together?"
-    ),
+    _sum("The hat costs # dollars.", "The bag costs # dollars.", ask="How many dollars do they cost together?"),
     _sum("{tom} walks # miles.", "Then {tom} runs # miles.", ask="How many miles does {tom} go?"),
     _sum("{tom} has # {apples}.", "{ann} has # {apples}.", "{kim} has # {apples}.", ask=TOGETHER),
     _sum(
@@ -137,12 +138,8 @@ PATTERNS = (
     _product("There are # bags.", "Each bag holds # {apples}.", ask="How many {apples} are there?"),
     _product("{tom} works # days.", "{tom} earns # dollars a day.", ask="How many dollars does {tom} earn?"),
     _product("The room has # rows.", "Each row has # seats.", ask="How many seats are there?"),
-    _product(
-        "{tom} buys # {apples}.", "The {apples} cost # dollars each.", ask="How many dollars does {tom} pay?"
-    ),
-    _difference(
-        "{tom} has # {apples}.", "{ann} has # {apples}.", ask="How many more {apples} does {tom} have?"
-    ),
+    _product("{tom} buys # {apples}.", "The {apples} cost # dollars each.", ask="How many dollars does {tom} pay?"),
+    _difference("{tom} has # {apples}.", "{ann} has # {apples}.", ask="How many more {apples} does {tom} have?"),
     _difference("The book has # pages.", "{tom} reads # pages.", ask="How many pages are left?"),
     _difference("{tom} is # years old.", "{ann} is # years old.", ask="How many years older is {tom}?"),
     _difference("The rope has # meters.", "{tom} cuts off # meters.", ask="How many meters are left?"),
@@ -236,15 +233,17 @@ def _distinct(count: int, side: str, data_seed: int) -> list[Problem]:
     stream = story_stream(random.Random(f"stories/{side}/{data_seed}"), heldout=side == "heldout")
     seen: set[tuple] = set()
     problems: list[Problem] = []
-    for _ in range(50 * count + 1000):
-        if len(problems) == count:
-            return problems
+    repeats = 0
+    while len(problems) < count:
         problem = next(stream).problem
         text = (problem.facts, problem.question)
-        if text not in seen:
+        repeats = repeats + 1 if text in seen else 0
+        if repeats > PATIENCE:
+            raise ValueError(f"there are hardly more than {len(seen)} different {side} stories; ask for fewer")
+        if not repeats:
             seen.add(text)
             problems.append(replace(problem, id=f"stories/{side}/{len(problems)}"))
-    raise ValueError(f"can't draw {count} different {side} stories; ask for fewer")
+    return problems
 
 
 def template_words() -> set[str]:

@@ -45,9 +45,7 @@ SHORT = ChatPrompt(
 PROMPTS = {"full": FULL, "short": SHORT}
 
 
-def talk_task(
-    arm: str, message_tokens: int = 160, answer_tokens: int = 384, prompt: ChatPrompt = FULL
-) -> Task:
+def talk_task(arm: str, message_tokens: int = 160, answer_tokens: int = 384, prompt: ChatPrompt = FULL) -> Task:
     """The four-turn chat of one arm; caps in tokens, the end-of-turn token included."""
     if arm not in ARMS:
         raise ValueError(f"unknown arm {arm!r} of talk_to_solve; the arms are {', '.join(ARMS)}")

@@ -61,9 +61,7 @@ def test_round_trip_is_bit_equal(tmp_path):
     found = restore(tmp_path, template(saved))
     assert (found.step, found.meta, found.skipped) == (10, meta, [])
     assert_bit_equal(found.arrays, saved)
-    assert isinstance(found.arrays["step"], jax.Array) and isinstance(
-        found.arrays["data_position"], np.ndarray
-    )
+    assert isinstance(found.arrays["step"], jax.Array) and isinstance(found.arrays["data_position"], np.ndarray)
 
 
 def test_every_bit_pattern_survives(tmp_path):
@@ -145,11 +143,7 @@ def test_damage_to_any_file_is_found_and_the_one_before_is_used(tmp_path, damage
         damage(newest / file)
         found = restore(root, template(state(1)))
         assert (found.step, found.meta) == (1, {"which": "earlier"})
-        assert (
-            len(found.skipped) == 1
-            and str(newest) in found.skipped[0]
-            and file.as_posix() in found.skipped[0]
-        )
+        assert len(found.skipped) == 1 and str(newest) in found.skipped[0] and file.as_posix() in found.skipped[0]
         assert_bit_equal(found.arrays, state(1))
         shutil.rmtree(newest)
         shutil.copytree(tmp_path / "good", newest)
@@ -181,17 +175,13 @@ def test_none_at_all_and_none_usable(tmp_path):
         restore(tmp_path / "nowhere", {})
     for step in (1, 2):
         (save(tmp_path, step, state(step), {}) / "meta.json").unlink()
-    with pytest.raises(
-        CheckpointError, match="(?s)step_00000002.*meta.json is missing.*step_00000001.*meta.json"
-    ):
+    with pytest.raises(CheckpointError, match="(?s)step_00000002.*meta.json is missing.*step_00000001.*meta.json"):
         restore(tmp_path, template(state(1)))
 
 
 def test_another_template_is_an_error_that_names_the_leaf(tmp_path):
     save(tmp_path, 1, state(1), {})
-    with pytest.raises(
-        CheckpointError, match=r"lora\.0\.q_proj\.a is float32\[2, 4, 3\] where float32\[2, 8, 3\]"
-    ):
+    with pytest.raises(CheckpointError, match=r"lora\.0\.q_proj\.a is float32\[2, 4, 3\] where float32\[2, 8, 3\]"):
         restore(tmp_path, template(state(1, size=8)))
     with pytest.raises(CheckpointError, match="step is int32.* where float32"):
         restore(tmp_path, template({**state(1), "step": jnp.float32(0)}))
@@ -232,9 +222,7 @@ def test_failures_during_a_save(tmp_path, monkeypatch):
     save(tmp_path, 1, state(1), {})
     full = r"the disk is full: 1\.\d MB are needed and \d.* MB are free.*Free some space"
     wrapped = ValueError("RESOURCE_EXHAUSTED: Failed to write 9 bytes to file 22: No space left on device")
-    no_space, no_quota, denied = (
-        OSError(n, os.strerror(n)) for n in (errno.ENOSPC, errno.EDQUOT, errno.EACCES)
-    )
+    no_space, no_quota, denied = (OSError(n, os.strerror(n)) for n in (errno.ENOSPC, errno.EDQUOT, errno.EACCES))
     fails(tmp_path, monkeypatch, checkpoint.ocp.Checkpointer, "save", wrapped, full)
     fails(tmp_path, monkeypatch, manifest, "flush", no_space, full)
     fails(tmp_path, monkeypatch, Path, "rename", no_quota, full)
@@ -250,9 +238,7 @@ def tiny_disk(tmp_path):
     """A file system of 2 MiB."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", disk], capture_output=True, text=True
-    )
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", disk], capture_output=True, text=True)
     if done.returncode:
         pytest.skip(f"NOT TESTED: a small disk cannot be mounted here ({done.stderr.strip()})")
     yield disk

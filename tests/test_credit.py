@@ -54,8 +54,9 @@ def test_summary_counts_flat_groups():
     assert summary.reward == pytest.approx((0.5 + 0.5 + 0 + 1) / 4)
     assert summary.flat_group_frac == 0.75
     np.testing.assert_allclose(summary.mean_abs_U, [0.125] * 4)
-    assert summary.own_correlation == pytest.approx(np.corrcoef([1, 1, 0, 0] + [1, 0, 0, 1] + [0] * 4 + [1] * 4,
-                                                                [0.5, 0.5, -0.5, -0.5] + [0] * 12)[0, 1])
+    assert summary.own_correlation == pytest.approx(
+        np.corrcoef([1, 1, 0, 0] + [1, 0, 0, 1] + [0] * 4 + [1] * 4, [0.5, 0.5, -0.5, -0.5] + [0] * 12)[0, 1]
+    )
 
 
 def test_summary_of_constant_grades_has_no_correlation():

@@ -45,11 +45,7 @@ def imported(tree: ast.AST, package: str) -> Iterator[tuple[str, int]]:
 def test_import_direction(path: Path):
     package = path.relative_to(REPO).parts[0]
     barred = (PACKAGES - MAY_IMPORT[package]) | FORBIDDEN.get(package, set())
-    wrong = [
-        f"line {line}: {name}"
-        for name, line in imported(ast.parse(path.read_text()), package)
-        if name in barred
-    ]
+    wrong = [f"line {line}: {name}" for name, line in imported(ast.parse(path.read_text()), package) if name in barred]
     assert not wrong, f"{package} may import only {sorted(MAY_IMPORT[package])}; {path.name} has {wrong}"
 
 
@@ -59,9 +55,7 @@ def test_only_entry_points_parse_arguments_or_print(path: Path):
     if ENTRY_POINTS.fullmatch(name):
         return
     tree = ast.parse(path.read_text())
-    calls = [
-        node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-    ]
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
     wrong = [f"line {node.lineno}: print" for node in calls if node.func.id == "print"]
     wrong += [f"line {line}: {module}" for module, line in imported(tree, "") if module in ARGUMENT_PARSERS]
     assert not wrong, f"{name} is not an entry point, but has {wrong}"
@@ -87,7 +81,5 @@ def test_no_file_names_a_package_registry():
             text = (REPO / name).read_text(encoding="utf-8")
         except (UnicodeDecodeError, FileNotFoundError, IsADirectoryError):
             continue  # not text, or deleted but not yet committed
-        wrong += [
-            f"{name}:{number}" for number, line in enumerate(text.splitlines(), 1) if hosts.search(line)
-        ]
+        wrong += [f"{name}:{number}" for number, line in enumerate(text.splitlines(), 1) if hosts.search(line)]
     assert not wrong, f"these lines name a package registry's host: {wrong}"

@@ -101,4 +101,4 @@ def test_counts_and_types():
     assert parameters(TINY, SETTINGS) == sum(leaf.size for leaf in jax.tree.leaves(lora))
     assert LoraConfig().scale == 2.0
     update = lora_update(jnp.ones((2, 16), jnp.bfloat16), lora[0]["q_proj"], jnp.ones(2))
-    assert update.dtype == jnp.float32
+    assert update.dtype == jnp.bfloat16

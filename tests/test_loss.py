@@ -72,8 +72,9 @@ def test_gradient_is_a_finite_difference():
         surrogate = np.minimum(ratio * advantage, np.clip(ratio, 0.8, 1.28) * advantage)
         return -(weight * mask * surrogate).sum()
 
-    grad = jax.grad(lambda x: policy_gradient_loss(x, f32(*old), f32(*advantage), jnp.asarray(mask), f32(*weight),
-                                                   0.2, 0.28)[0])(f32(*logp))
+    grad = jax.grad(
+        lambda x: policy_gradient_loss(x, f32(*old), f32(*advantage), jnp.asarray(mask), f32(*weight), 0.2, 0.28)[0]
+    )(f32(*logp))
     for i in range(40):
         step = np.zeros(40)
         step[i] = 1e-6

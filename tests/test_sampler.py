@@ -18,22 +18,27 @@ def request(text, episode=0, cap=8, scale=1.0, turn=0, seed=1):
     return Request(text, [tiny.START, *text.encode(), tiny.START], cap, scale, RowId(seed, 0, 5, episode, turn))
 
 
+WIDTH = 32
+"""Tokens of the plain forward: one shape, so one compilation. What is right of a token can't change it."""
+
+
 def uncached_logp(policy, request, reply, cell, sampling):
-    """The plain forward over prompt and reply, no cache, no padding: log-probs of the reply's tokens."""
-    model = nnx.merge(policy.graph, policy.base)
-    tokens = jnp.asarray([*request.prompt_tokens, *reply.tokens], jnp.int32)[None]
-    length = tokens.shape[1]
+    """The plain forward over prompt and reply, no cache, no left padding: log-probs of the reply's tokens."""
+    tokens = np.zeros(WIDTH, np.int32)
+    start, end = len(request.prompt_tokens), len(request.prompt_tokens) + len(reply.tokens)
+    tokens[:end] = [*request.prompt_tokens, *reply.tokens]
     lora = jax.tree.map(lambda x: x[cell], policy.lora)
-    hidden, _ = model.hidden(
-        tokens,
-        jnp.arange(length)[None],
-        jnp.tril(jnp.ones((length, length), bool))[None],
-        lora,
-        jnp.full((1,), request.scale * policy.lora_scale),
-    )
-    start = len(request.prompt_tokens)
-    logits = model.logits(hidden[0, start - 1 : -1])
-    return token_logp(shaped_logits(logits, sampling.arrays(), policy.allowed_V), tokens[0, start:])
+    scale = jnp.full((1,), request.scale * policy.lora_scale, jnp.float32)
+    model = nnx.merge(policy.graph, policy.base)
+    return plain_logp(model, tokens, lora, scale, sampling.arrays(), policy.allowed_V)[start - 1 : end - 1]
+
+
+@jax.jit
+def plain_logp(model, tokens, lora, scale, shape, allowed_V):
+    """log p(tokens[1:])."""
+    causal = jnp.tril(jnp.ones((WIDTH, WIDTH), bool))[None]
+    hidden, _ = model.hidden(tokens[None], jnp.arange(WIDTH)[None], causal, lora, scale)
+    return token_logp(shaped_logits(model.logits(hidden[0, :-1]), shape, allowed_V), tokens[1:])
 
 
 @pytest.mark.parametrize(
@@ -56,7 +61,8 @@ def test_a_sample_depends_on_its_row_id_only():
     together = tiny.policy(lora).sample([requests, requests], TRAIN)
     reverse = tiny.policy(lora).sample([requests[::-1], requests[::-1]], TRAIN)
     cell_1 = jax.tree.map(lambda x: x[1:], lora)
-    alone = [tiny.policy(cell_1, rows=(1,), prompt_buckets=(48,)).sample([[r]], TRAIN)[0][0] for r in requests]
+    lone = tiny.policy(cell_1, rows=(1,), prompt_buckets=(48,))
+    alone = [lone.sample([[r]], TRAIN)[0][0] for r in requests]
     for i in range(len(texts)):
         for other in (reverse[1][-1 - i], alone[i]):
             np.testing.assert_array_equal(together[1][i].tokens, other.tokens)
@@ -66,7 +72,7 @@ def test_a_sample_depends_on_its_row_id_only():
 @pytest.mark.parametrize("field", RowId._fields)
 def test_every_field_of_a_row_id_changes_the_sample(field):
     """A default that made all rows alike would make every group flat."""
-    policy = tiny.policy(tiny.adapters([0]), rows=(2,))
+    policy = tiny.policy(tiny.adapters([0]))
     one = request("abc", cap=12)
     other = one._replace(row_id=one.row_id._replace(**{field: 77}))
     first, second = policy.sample([[one, other]], TRAIN)[0]
@@ -105,7 +111,7 @@ def test_scale_zero_is_the_untrained_base():
 
 
 def test_compilations_are_bounded_by_the_buckets():
-    policy = tiny.policy(tiny.adapters([0]), rows=(4,), prompt_buckets=(16, 32))
+    policy = tiny.policy(tiny.adapters([0]), rows=(4,), prompt_buckets=(16, 32), compile_afresh=True)
     for length in range(1, 30):
         policy.sample([[request("x" * length, cap=1 + length)]], TRAIN)
     policy.sample([[request("x", cap=3)]], Sampling(0.5, top_p=0.9, top_k=3))

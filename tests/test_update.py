@@ -1,5 +1,7 @@
 """The update on a tiny model: gradients, micro-batches, cells, flat steps, and the sampler's log-probs."""
 
+from collections import defaultdict
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,25 +18,35 @@ SAMPLING = Sampling(0.9)
 BUCKETS = (16, 32, 64)
 
 
-def learner(sampling=SAMPLING, remat=False, lr=1e-2):
+EXECUTABLES = defaultdict(dict)
+"""Compiled updates by (cells, remat). Sampling settings are arguments to them, so learners can share them."""
+
+
+def learner(sampling=SAMPLING, remat=False, cells=2):
     graph, base = tiny.base()
     allowed = jnp.asarray(tiny.ByteTokenizer().sampleable(tiny.CONFIG.vocab))
-    return Learner(graph, base, tiny.LORA.scale, allowed, OptimConfig(lr, 10), sampling, remat)
+    shared = EXECUTABLES[cells, remat]
+    optim = OptimConfig(lr=1e-2, steps=10)
+    return Learner(graph, base, tiny.LORA.scale, allowed, optim, sampling, remat, _executables=shared)
 
 
 def sampled_rows(seeds, count=8, sampling=SAMPLING):
     """Rows drawn by the sampler itself, one list a cell."""
     policy = tiny.policy(tiny.adapters(seeds), rows=(count,))
     texts = ["abc"[: 1 + i % 3] * (1 + i) for i in range(count)]
-    requests = [[Request("r", [tiny.START, *t.encode()], 9, 1.0, RowId(s, 0, i, 0, 0)) for i, t in enumerate(texts)]
-                for s in seeds]
+    requests = [
+        [Request("r", [tiny.START, *t.encode()], 9, 1.0, RowId(s, 0, i, 0, 0)) for i, t in enumerate(texts)]
+        for s in seeds
+    ]
     rows_X = []
     for x, replies in enumerate(policy.sample(requests, sampling)):
         advantage = np.random.default_rng(x).normal(size=count)
-        rows_X.append([
-            Row(Utterance(0, np.array(q.prompt_tokens), r.tokens, r.logp, "", r.finished, True), float(a), 9)
-            for q, r, a in zip(requests[x], replies, advantage, strict=True)
-        ])
+        rows_X.append(
+            [
+                Row(Utterance(0, np.array(q.prompt_tokens), r.tokens, r.logp, "", r.finished, True), float(a), 9)
+                for q, r, a in zip(requests[x], replies, advantage, strict=True)
+            ]
+        )
     return rows_X
 
 
@@ -76,8 +88,9 @@ def test_leaving_flat_rows_out_does_not_change_the_gradient(rows_2):
     """Against the same rows with an advantage too small to matter, which are computed."""
     learn, lora = learner(), tiny.adapters([3, 4])
     flat = [[r._replace(advantage=0.0 if i % 2 else r.advantage) for i, r in enumerate(rows)] for rows in rows_2]
-    tiny_advantage = [[r._replace(advantage=1e-30 if i % 2 else r.advantage) for i, r in enumerate(rows)]
-                      for rows in rows_2]
+    tiny_advantage = [
+        [r._replace(advantage=1e-30 if i % 2 else r.advantage) for i, r in enumerate(rows)] for rows in rows_2
+    ]
     assert_close(
         gradients(learn, lora, pack(flat, 8, BUCKETS).batches),
         gradients(learn, lora, pack(tiny_advantage, 8, BUCKETS).batches),
@@ -94,7 +107,7 @@ def test_a_cells_numbers_do_not_depend_on_its_neighbours(rows_2):
     learn = learner()
     state, stats = learn.update(init_state(both, learn.config), batches)
     alone = jax.tree.map(lambda x: x[1:], tiny.adapters([3, 4]))
-    single = learner()
+    single = learner(cells=1)
     state_1, stats_1 = single.update(init_state(alone, single.config), pack(rows_2[1:], 4, BUCKETS).batches)
     assert_close(jax.tree.map(lambda x: x[1:], state.lora), state_1.lora, rtol=1e-3)
     np.testing.assert_allclose(stats.loss[1:], stats_1.loss, rtol=1e-4)
@@ -116,8 +129,9 @@ def test_the_gradient_is_a_finite_difference(rows_2):
     @jax.jit
     def loss(size):
         moved = jax.tree.map(lambda a, d: a + size * d, lora, direction)
-        return batch_loss(model, moved, jnp.float32(2.0), cell, SAMPLING.arrays(), learn.allowed_V, learn.config,
-                          False)[0]
+        return batch_loss(
+            model, moved, jnp.float32(2.0), cell, SAMPLING.arrays(), learn.allowed_V, learn.config, False
+        )[0]
 
     slope = float(jax.grad(loss)(jnp.float32(0)))
     difference = (float(loss(jnp.float32(3e-3))) - float(loss(jnp.float32(-3e-3)))) / 6e-3

@@ -1,5 +1,7 @@
 """Tiny stand-ins: a byte tokenizer, a two-layer model, a made-up task. No files, no weights to load."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,8 @@ from flax import nnx
 from model.config import ModelConfig
 from model.lora import LoraConfig, init_lora
 from model.qwen2 import Qwen2
-from rollout.policy import Policy
+from rollout.episode import Episode, EpisodePlan, Utterance
+from rollout.policy import Policy, Reply
 from tasks.base import Problem, Task, Turn
 
 END, START, PAD = 256, 257, 258
@@ -42,6 +45,9 @@ def base(seed=0, config=CONFIG, dtype=jnp.float32):
     return nnx.split(model)
 
 
+_base_once = functools.cache(base)
+
+
 def adapters(seeds, config=CONFIG, lora=LORA, b_size=0.3):
     """A tree [X, ...] of adapters that do something (B is not zero)."""
     cells = []
@@ -54,15 +60,19 @@ def adapters(seeds, config=CONFIG, lora=LORA, b_size=0.3):
     return jax.tree.map(lambda *x: jnp.stack(x), *cells)
 
 
-def policy(lora, rows=(4,), prompt_buckets=(32, 64), **changes):
-    graph, weights = base()
+_EXECUTABLES = {}
+"""Compiled samplers by shape. Weights and adapters are arguments to them, so all tiny policies can share them."""
+
+
+def policy(lora, rows=(4,), prompt_buckets=(32, 64), compile_afresh=False, **changes):
+    graph, weights = _base_once()
+    changes = {"tokenizer": ByteTokenizer(), "_executables": {} if compile_afresh else _EXECUTABLES, **changes}
     return Policy(
         config=CONFIG,
         graph=graph,
         base=weights,
         lora=lora,
         lora_scale=LORA.scale,
-        tokenizer=ByteTokenizer(),
         prompt_buckets=prompt_buckets,
         row_buckets=rows,
         **changes,
@@ -86,3 +96,57 @@ def chat_task(arm="on", cap=6):
         return [{"role": "user", "content": f"{index}{problem.id}:{words}"}]
 
     return Task("tiny", arm, ("A", "B"), turns, render)
+
+
+class ScriptedPolicy:
+    """Says `words(row_id)` and remembers what it was asked; no model. `tokens(row_id)` replaces the words' own ids."""
+
+    def __init__(self, words=lambda row: f"e{row.episode}t{row.turn}", cells=1, tokenizer=None, tokens=None):
+        self.cells = cells
+        self.tokenizer = tokenizer or ByteTokenizer()
+        self.tokens = tokens or (lambda row: [*words(row).encode(), END])
+        self.calls = []
+
+    def sample(self, requests_X, sampling):
+        assert len(requests_X) == self.cells
+        self.calls.append([list(requests) for requests in requests_X])
+        return [[self._reply(request) for request in requests] for requests in requests_X]
+
+    @property
+    def requests(self):
+        return [request for call in self.calls for requests in call for request in requests]
+
+    def _reply(self, request):
+        tokens = np.array(self.tokens(request.row_id), np.int32)
+        return Reply(tokens, np.full(len(tokens), -0.5, np.float32), bool(tokens[-1] == END))
+
+
+class FakeGrader:
+    """Remembers the (text, gold) pairs it was given; `judge(text, gold)` grades them."""
+
+    def __init__(self, judge=lambda text, gold: float(gold in text)):
+        self.judge, self.pairs = judge, []
+
+    def grade(self, pairs):
+        self.pairs += pairs
+        return [self.judge(text, gold) for text, gold in pairs]
+
+
+def episode(task, problem, texts, correct=None, number=0, adapter=None, finished=True, step=0):
+    """A chat written by hand. Ids show where they come from: 100 * (chat + 1) + turn, once a character."""
+    grades = dict(zip(task.graded, correct or (), strict=False))
+    adapter = adapter or (1.0,) * len(task.agents)
+    utterances = [
+        Utterance(
+            turn=u,
+            prompt_tokens=np.array([u + 1], np.int32),
+            tokens=np.full(len(text), 100 * (number + 1) + u, np.int32),
+            logp=np.full(len(text), -0.25, np.float32),
+            text=text,
+            finished=finished,
+            trained=adapter[task.turns[u].agent] != 0,
+            correct=grades.get(u),
+        )
+        for u, text in enumerate(texts)
+    ]
+    return Episode(EpisodePlan(task, problem, number, 17, step, adapter), 0, tuple(utterances))

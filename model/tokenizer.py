@@ -51,7 +51,9 @@ class ChatTokenizer:
         if not (directory / "tokenizer.json").is_file():
             raise TokenizerError(f"{directory} has no tokenizer.json; save it once with transformers' AutoTokenizer")
         self.directory = directory
-        from transformers import PreTrainedTokenizerFast  # here, because it takes seconds
+        # Here, because it takes seconds. Not AutoTokenizer: by a config.json that says "qwen2" it reads any
+        # tokenizer.json as Qwen's own byte-level BPE.
+        from transformers import PreTrainedTokenizerFast
 
         self._hf = PreTrainedTokenizerFast.from_pretrained(str(directory), local_files_only=True)
         if not isinstance(self._hf.chat_template, str):

@@ -92,7 +92,7 @@ def test_the_end_of_turn_token_is_kept_and_caps_hold():
 
 
 def test_ids_without_a_token_are_never_sampled():
-    policy = tiny.policy(tiny.adapters([0]), rows=(64,))
+    policy = tiny.policy(tiny.adapters([0]), rows=(32,))
     replies = policy.sample([[request("q", e, cap=30) for e in range(64)]], Sampling(100.0))[0]
     drawn = np.concatenate([r.tokens for r in replies])
     assert drawn.max() < tiny.ByteTokenizer.base_vocab

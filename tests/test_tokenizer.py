@@ -51,12 +51,13 @@ def test_ids_equal_transformers_on_gsm8k(qwen, shared):
 
 
 def test_ids_equal_transformers_with_the_built_in_tokenizer(repo):
-    from transformers import AutoTokenizer
+    # Not AutoTokenizer: it goes by config.json's "qwen2" and reads any tokenizer.json as Qwen's own byte-level BPE.
+    from transformers import PreTrainedTokenizerFast
 
     directory = repo / "model" / "builtin"
     if not (directory / "tokenizer.json").is_file():
         pytest.skip("NOT TESTED: model/builtin has no tokenizer.json yet")
-    reference, ours = AutoTokenizer.from_pretrained(str(directory)), ChatTokenizer.load(directory)
+    reference, ours = PreTrainedTokenizerFast.from_pretrained(str(directory)), ChatTokenizer.load(directory)
     for text in ("Tom has 3 apples. Ann has 4 more than Tom. How many has Ann?", " odd \n\n spacing\t", "café 😀", ""):
         messages = [{"role": "system", "content": "You are copy B."}, *user(text)]
         ids = ours.encode_chat(messages)

@@ -7,6 +7,7 @@ that no group is flat: the most work a step can be. It runs what `rl.train` runs
 """
 
 import argparse
+import dataclasses
 import json
 import time
 from pathlib import Path
@@ -31,8 +32,6 @@ class CoinGrader:
 
 
 def config_of(args: argparse.Namespace) -> Config:
-    import dataclasses
-
     return dataclasses.replace(
         PRESETS[args.preset],
         model="random" if args.preset == "qwen2.5-1.5b" else "builtin",
@@ -43,6 +42,8 @@ def config_of(args: argparse.Namespace) -> Config:
         heldout_problems=1,
         max_prompt_tokens=args.max_prompt_tokens,
         micro_rows=args.micro_rows,
+        prompt_buckets=tuple(args.prompt_buckets),
+        train_buckets=tuple(args.train_buckets),
         steps=args.steps,
         force_length=True,
         **({"dtype": args.dtype} if args.dtype else {}),
@@ -98,6 +99,8 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=64, help="training problems loaded")
     parser.add_argument("--max-prompt-tokens", type=int, default=1536)
     parser.add_argument("--micro-rows", type=int, default=8)
+    parser.add_argument("--prompt-buckets", type=int, nargs="*", default=[], help="see rl.config; default: a ladder")
+    parser.add_argument("--train-buckets", type=int, nargs="*", default=[], help="likewise")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"])
     parser.add_argument("--out", type=Path, help="write all numbers here as JSON")
     args = parser.parse_args()

@@ -15,6 +15,7 @@ import numpy as np
 import optax
 from flax import nnx
 
+from model.executables import compile_together
 from rl.batch import Batch
 from rl.loss import LossStats, policy_gradient_loss
 from rollout.distribution import Sampling, Shape, shaped_logits, token_logp
@@ -150,8 +151,9 @@ class Learner:
         started = time.perf_counter()
         grads = jax.tree.map(jnp.zeros_like, state.lora)
         sums = []
+        self._compile_gradients(state.lora, batches)
         for batch in batches:
-            grads, stats = self._accumulate(state.lora, grads, batch)
+            grads, stats = self.accumulate(state.lora, grads, batch)
             sums.append(stats)
         cells = jax.tree.leaves(state.lora)[0].shape[0]
         stats, grad_norm = self._totals(sums, grads, cells)
@@ -166,24 +168,40 @@ class Learner:
         self.seconds["update"] += time.perf_counter() - started - (self.seconds["compile"] - compiling)
         return TrainState(state.step + 1, lora, opt_state), stats._replace(grad_norm=grad_norm)
 
-    def _accumulate(self, lora: Any, grads: Any, batch: Batch) -> tuple[Any, LossStats]:
-        shape, scale = self.sampling.arrays(), jnp.float32(self.lora_scale)
+    def _compile_gradients(self, lora: Any, batches: list[Batch]) -> None:
+        """Compile the step's new shapes, side by side."""
+        new = {gradient_name(b): b for b in batches if gradient_name(b) not in self._executables}
+        if not new:
+            return
+        started = time.perf_counter()
+        run = jax.jit(self._gradient, donate_argnums=2)
+        lowered = [(run.lower(*self._gradient_args(lora, lora, batch)), True) for batch in new.values()]
+        self._executables |= dict(zip(new, compile_together(lowered), strict=True))
+        seconds = time.perf_counter() - started
+        self.compiles |= dict.fromkeys(new, seconds / len(new))
+        self.seconds["compile"] += seconds
+
+    def _gradient_args(self, lora: Any, grads: Any, batch: Batch) -> tuple:
         batch = Batch(*(jnp.asarray(x) for x in batch))
+        return self.base, lora, grads, batch, self.sampling.arrays(), jnp.float32(self.lora_scale), self.allowed_V
 
-        def run(base, lora, grads, batch, shape, scale, allowed_V):
-            model = nnx.merge(self.graph, base)
+    def _gradient(self, base, lora, grads, batch, shape, scale, allowed_V):
+        """`grads` plus the gradient of one micro-batch, of every cell."""
+        model = nnx.merge(self.graph, base)
 
-            def cell(lora, grads, batch):
-                loss = lambda lora: batch_loss(  # noqa: E731 - the function to be differentiated
-                    model, lora, scale, batch, shape, allowed_V, self.config, self.remat
-                )
-                new, stats = jax.grad(loss, has_aux=True)(lora)
-                return jax.tree.map(jnp.add, grads, new), stats
+        def cell(lora, grads, batch):
+            def loss(lora):
+                return batch_loss(model, lora, scale, batch, shape, allowed_V, self.config, self.remat)
 
-            return over_cells(cell)(lora, grads, batch)
+            new, stats = jax.grad(loss, has_aux=True)(lora)
+            return jax.tree.map(jnp.add, grads, new), stats
 
-        name = f"gradient {'x'.join(map(str, batch.tokens.shape))} for {batch.select.shape[1]}"
-        return self._run(name, run, (2,), self.base, lora, grads, batch, shape, scale, self.allowed_V)
+        return over_cells(cell)(lora, grads, batch)
+
+    def accumulate(self, lora: Any, grads: Any, batch: Batch) -> tuple[Any, LossStats]:
+        """Add one micro-batch's gradient to `grads` (which is donated)."""
+        self._compile_gradients(lora, [batch])
+        return self._executables[gradient_name(batch)](*self._gradient_args(lora, grads, batch))
 
     def _totals(self, sums: list[LossStats], grads: Any, cells: int) -> tuple[StepStats, np.ndarray]:
         norm = self._run("norm", lambda grads: jax.vmap(optax.tree.norm)(grads), (), grads)
@@ -204,6 +222,11 @@ class Learner:
             self.compiles[name] = time.perf_counter() - started
             self.seconds["compile"] += self.compiles[name]
         return self._executables[name](*args)
+
+
+def gradient_name(batch: Batch) -> str:
+    """The name of a micro-batch's shape: cells x rows x tokens, and how many may be trained."""
+    return f"gradient {'x'.join(map(str, batch.tokens.shape))} for {batch.select.shape[1]}"
 
 
 def _apply(config: OptimConfig) -> Any:

@@ -2,7 +2,7 @@
 
 Builds the tokenizer from the words of tasks.stories and tasks.scripts, trains a half-million-parameter Qwen2
 on scripted conversations (supervised, one learning rate schedule that ends at 0), writes a Hugging Face
-directory and prints what the result can do. Seeded; under ten minutes on two CPU cores. Left out:
+directory and prints what the result can do. Seeded; about eight minutes on two CPU cores. Left out:
 reinforcement learning, which is what the result is for, and Math-Verify (a pattern match is enough for
 calibration).
 """

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from model.config import ModelConfig
+from model.executables import compile_together
 from rollout.distribution import Sampling
 from rollout.episode import RowId
 from rollout.sampler import Rows, decode, prefill
@@ -176,14 +177,12 @@ class Policy:
             def run_decode(base, lora, rows, state, shape, allowed_V, ends_E):
                 return decode(graph, base, lora, rows, state, shape, allowed_V, ends_E)
 
-            compiled_prefill = jax.jit(run_prefill).lower(self.base, self.lora, rows).compile()
             state = jax.eval_shape(run_prefill, self.base, self.lora, rows)
-            compiled_decode = (
-                jax.jit(run_decode, donate_argnums=3)
-                .lower(self.base, self.lora, rows, state, sampling.arrays(), self._allowed, self._ends)
-                .compile()
+            lowered_prefill = jax.jit(run_prefill).lower(self.base, self.lora, rows)
+            lowered_decode = jax.jit(run_decode, donate_argnums=3).lower(
+                self.base, self.lora, rows, state, sampling.arrays(), self._allowed, self._ends
             )
-            self._executables[key] = (compiled_prefill, compiled_decode)
+            self._executables[key] = tuple(compile_together([(lowered_prefill, True), (lowered_decode, False)]))
             self.compiles[key] = time.perf_counter() - started
             self.seconds["compile"] += self.compiles[key]
         return self._executables[key]

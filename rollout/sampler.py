@@ -17,7 +17,7 @@ from flax import nnx
 from model.qwen2 import Cache, init_cache
 from rollout.distribution import Shape, penalise, shaped_logits, token_logp
 
-PREFILL_SCORE_BYTES = 2 << 30
+PREFILL_SCORE_BYTES = 4 << 30
 """Attention scores one prefill chunk may take, bytes; rows are prefilled in chunks that stay below it."""
 
 
@@ -95,21 +95,20 @@ def prefill(graph: Any, base: Any, lora: Any, rows: Rows, new_slots: int, penali
         grow = ((0, 0), (0, 0), (0, new_slots), (0, 0))
         return hidden[:, -1], jax.tree.map(lambda x: jnp.pad(x, grow), cache)
 
-    rows_at_once = max(1, PREFILL_SCORE_BYTES // (4 * config.heads * prompt_slots**2))
+    fits = max(1, PREFILL_SCORE_BYTES // (4 * config.heads * prompt_slots**2))
+    rows_at_once = next(r for r in range(min(fits, batch), 0, -1) if batch % r == 0)
 
     def cell(args):
-        adapter, tokens, lengths, scale = args
-        if batch <= rows_at_once:
-            return chunk(adapter, tokens, lengths, scale)
-        return jax.lax.map(
-            lambda row: jax.tree.map(lambda x: x[0], chunk(adapter, *jax.tree.map(lambda x: x[None], row))),
-            (tokens, lengths, scale),
-            batch_size=rows_at_once,
-        )
+        adapter, *rows_B = args
+        if batch == rows_at_once:
+            return chunk(adapter, *rows_B)
+        parts = [x.reshape(-1, rows_at_once, *x.shape[1:]) for x in rows_B]
+        out = jax.lax.map(lambda part: chunk(adapter, *part), tuple(parts))
+        return jax.tree.map(lambda x: x.reshape(batch, *x.shape[2:]), out)
 
     args = (lora, rows.tokens, rows.lengths, rows.scale)
     # Prefill is bound by compute, so cells gain nothing from running side by side and memory does from taking turns.
-    hidden, cache = over_cells(lambda *a: cell(a))(*args) if cells == 1 else jax.lax.map(cell, args)
+    hidden, cache = over_cells(lambda *one: cell(one))(*args) if cells == 1 else jax.lax.map(cell, args)
     empty = (cells, batch, new_slots)
     return Decoding(
         step=jnp.int32(0),

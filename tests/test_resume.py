@@ -182,7 +182,7 @@ def study(tmp_path_factory):
 
 
 def test_killed_during_a_save_and_continued(tmp_path):
-    """The quick one: the killed run had logged a step that its last whole checkpoint lacks; it's repeated to the bit."""
+    """The quick one: the killed run had logged a step that its checkpoint lacks; it's repeated to the bit."""
     runs, out = runs_in(tmp_path, "--steps 3 --checkpoint-every 1 --no-evaluate"), tmp_path / "run"
     assert runs.signalled(out, signal.SIGKILL, "save", random.Random(0))[0]
     logged = (out / "metrics.jsonl").read_bytes()

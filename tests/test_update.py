@@ -53,7 +53,7 @@ def sampled_rows(seeds, count=8, sampling=SAMPLING):
 def gradients(learn, lora, batches):
     grads = jax.tree.map(jnp.zeros_like, lora)
     for batch in batches:
-        grads, _ = learn._accumulate(lora, grads, batch)
+        grads, _ = learn.accumulate(lora, grads, batch)
     return grads
 
 

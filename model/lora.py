@@ -47,17 +47,17 @@ def linear_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
 def init_lora(key: jax.Array, config: ModelConfig, lora: LoraConfig) -> Lora:
     """A fresh adapter of one cell: A uniform in ±1/sqrt(inputs), B zero, so it changes nothing yet."""
 
-    def one(layer: int, index: int, inputs: int, outputs: int) -> dict[str, jax.Array]:
-        bound = inputs**-0.5
-        a = jax.random.uniform(
-            jax.random.fold_in(key, layer * len(LINEARS) + index), (inputs, lora.rank), jnp.float32, -bound, bound
-        )
-        return {"a": a, "b": jnp.zeros((lora.rank, outputs), jnp.float32)}
-
     shapes = linear_shapes(config)
-    return [
-        {name: one(layer, index, *shapes[name]) for index, name in enumerate(LINEARS)} for layer in range(config.layers)
-    ]
+
+    def every_layer(index: int, inputs: int) -> jax.Array:
+        bound = inputs**-0.5
+        # One draw for all layers: 28 layers of seven draws each take XLA a minute to compile for a GPU.
+        key_of = jax.random.fold_in(key, index)
+        return jax.random.uniform(key_of, (config.layers, inputs, lora.rank), jnp.float32, -bound, bound)
+
+    a = {name: every_layer(index, shapes[name][0]) for index, name in enumerate(LINEARS)}
+    b = {name: jnp.zeros((lora.rank, shapes[name][1]), jnp.float32) for name in LINEARS}
+    return [{name: {"a": a[name][layer], "b": b[name]} for name in LINEARS} for layer in range(config.layers)]
 
 
 def lora_update(x: jax.Array, adapter: dict[str, jax.Array], scale: jax.Array) -> jax.Array:

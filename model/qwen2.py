@@ -18,6 +18,10 @@ Cache = list[tuple[jax.Array, jax.Array]]
 """cache[layer] = (keys [B, K, S, C], values [B, K, S, C]): S next to C, as attention reads it."""
 
 
+SCAN_FROM = 8
+"""Layers from which a pass without a cache loops over them instead of unrolling; below, unrolled compiles faster."""
+
+
 class Linear(nnx.Module):
     """y = x W (+ bias) (+ the row's LoRA update)."""
 
@@ -140,6 +144,9 @@ class Qwen2(nnx.Module):
         x = self.embed_tokens[...][tokens_BT.reshape(-1)]
         rope = rope_angles(positions_BT, self.config)
         scale = None if lora is None else jnp.repeat(scale_B, steps)
+        if cache is None and len(self.layers) >= SCAN_FROM:
+            x = self._scan_layers(x, rope, mask_BTS, lora, scale, remat)
+            return self.norm(x).reshape(batch, steps, self.config.width), None
         out = []
         for index, block in enumerate(self.layers):
             graph, weights = nnx.split(block)
@@ -155,6 +162,20 @@ class Qwen2(nnx.Module):
             out.append(layer_cache)
         x = self.norm(x).reshape(batch, steps, self.config.width)
         return x, (out if cache is not None else None)
+
+    def _scan_layers(self, x, rope, mask_BTS, lora, scale, remat: bool) -> jax.Array:
+        """The layers as one loop: the weights are stacked here, a copy of the base that a training pass hardly notices,
+        and the compiler sees one layer instead of 28."""
+        parts = [nnx.split(block) for block in self.layers]
+        graph = parts[0][0]
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(weights for _, weights in parts))
+        adapters = None if lora is None else jax.tree.map(lambda *leaves: jnp.stack(leaves), *lora)
+
+        def layer(x, args):
+            weights, adapter = args
+            return nnx.merge(graph, weights)(x, rope, mask_BTS, adapter, scale, None, 0)[0], None
+
+        return jax.lax.scan(jax.checkpoint(layer) if remat else layer, x, (stacked, adapters))[0]
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """[..., D] -> [..., V] in fp32."""

@@ -24,7 +24,7 @@ SHOWN = {
     "sends_own": "sends own facts",
     "uses_partner": "uses partner's",
     "both_agree": "both agree",
-    "asks": "first message asks",
+    "asks": "asks at first",
     "truncated": "truncated",
 }
 
@@ -106,10 +106,10 @@ def results_table(results: dict[str, Any]) -> RenderableType:
     tables = []
     for start in range(0, len(columns), COLUMNS_AT_ONCE):
         table = Table(title="held out: mean and 95% interval, bootstrap over problems", title_justify="left")
-        table.add_column("")
+        table.add_column("", no_wrap=True)
         part = columns[start : start + COLUMNS_AT_ONCE]
         for name, _ in part:
-            table.add_column(Text(name), justify="right")
+            table.add_column(Text(name, overflow="fold"), justify="right", min_width=len("0.00 [0.00, 0.00]"))
         table.add_row("graded answers", *(f"{metrics['pass_at_1']['n']:,}" for _, metrics in part))
         for key, label in SHOWN.items():
             table.add_row(label, *(format_estimate(metrics.get(key)) for _, metrics in part))
@@ -118,11 +118,12 @@ def results_table(results: dict[str, Any]) -> RenderableType:
 
 
 def rows_of(results: dict[str, Any]) -> Sequence[tuple[str, dict[str, Any]]]:
-    """(label, metrics) of every evaluation in a results file."""
-    rows = [(f"untrained, {arm}", metrics) for arm, metrics in results["base"].items()]
+    """(label of a few short lines, metrics) of every evaluation in a results file."""
+    rows = [(f"{arm}\nuntrained", metrics) for arm, metrics in results["base"].items()]
     for cell in results["cells"]:
         for name, metrics in cell["evaluations"].items():
-            rows.append((f"{cell['name']}, {name.replace('_', ' ')}", metrics))
+            label = f"{cell['arm']}\n{cell['credit']} {cell['seed']}\n{name.replace('with_', '').replace('_', ' ')}"
+            rows.append((label, metrics))
     return rows
 
 

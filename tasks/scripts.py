@@ -18,7 +18,7 @@ MESSAGE_TOKENS, ANSWER_TOKENS = 24, 28
 """The built-in default's caps, end-of-turn token included; scripts keep within them (tested)."""
 
 MESSAGES = {"all": 0.45, "some": 0.18, "ask": 0.18, "chat": 0.19}
-ANSWERS = {"use": 0.45, "own": 0.36, "guess": 0.19}
+ANSWERS = {"use": 0.36, "own": 0.42, "guess": 0.22}
 OFF_SHARE = 0.10
 """Scripts with the channel cut."""
 GARBLED_SHARE = 0.08

@@ -93,16 +93,22 @@ def estimate(mean):
 def test_tables_show_intervals_and_counts():
     """Nothing measured is a dash; four evaluations take two tables."""
     metrics = {name: estimate(0.1 * i + 0.1) for i, name in enumerate(display.SHOWN)} | {"asks": None}
-    cell = {"name": "channel_on-grpo-17", "evaluations": {"trained": metrics, "with_untrained_partner": metrics}}
+    cell = {
+        "arm": "channel_on",
+        "credit": "grpo",
+        "seed": 17,
+        "evaluations": {"trained": metrics, "with_untrained_partner": metrics},
+    }
     results = {"base": {"channel_on": metrics, "channel_off": metrics}, "cells": [cell]}
     plain = rendered(display.results_table(results))
     (solves, *_) = [line for line in plain.splitlines() if "team solves it" in line]
     assert solves.count("0.10 [0.05, 0.15]") == 3 and plain.count("0.10 [0.05, 0.15]") == 4
     assert plain.count("1,200") == 4 and plain.count("team solves it") == 2
-    (asks, *_) = [line for line in plain.splitlines() if "first message asks" in line]
+    (asks, *_) = [line for line in plain.splitlines() if "asks at first" in line]
     assert not any(c.isdigit() for c in asks) and "-" in asks
 
 
 def test_labels_of_a_results_file():
-    results = {"base": {"on": {}}, "cells": [{"name": "on-grpo-17", "evaluations": {"with_untrained_partner": {}}}]}
-    assert [label for label, _ in display.rows_of(results)] == ["untrained, on", "on-grpo-17, with untrained partner"]
+    cell = {"arm": "on", "credit": "grpo", "seed": 17, "evaluations": {"with_untrained_partner": {}}}
+    labels = [label.split("\n") for label, _ in display.rows_of({"base": {"on": {}}, "cells": [cell]})]
+    assert labels == [["on", "untrained"], ["on", "grpo 17", "untrained partner"]]

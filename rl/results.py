@@ -99,6 +99,7 @@ def write_results(study: Study, run_dir: RunDir, seconds: dict[str, float], devi
             "heldout": len(study.problems.heldout),
             "dropped": study.problems.dropped,
             "tokenizer": study.tokenizer.fingerprint,
+            "base_model": study.base_fingerprint,
         },
         "versions": {"python": platform.python_version(), **{p: importlib.metadata.version(p) for p in PACKAGES}},
         "device": device,

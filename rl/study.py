@@ -35,6 +35,7 @@ class Study:
     tasks: dict[str, Task]
     problems: Problems
     tokenizer: ChatTokenizer
+    base_fingerprint: str
     model_config: ModelConfig
     lora_config: LoraConfig
     policy: Policy
@@ -96,6 +97,7 @@ def prepare(config: Config) -> Study:
         tasks=tasks,
         problems=problems,
         tokenizer=tokenizer,
+        base_fingerprint=weights.fingerprint(model_dir) if model_dir else "random",
         model_config=model_config,
         lora_config=lora_config,
         policy=policy,

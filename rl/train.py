@@ -4,44 +4,37 @@ The loop is in `train`: collect -> credit -> pack -> update -> log -> save. A ru
 --resume and ends with the numbers of one never stopped. SIGTERM saves and exits 0.
 """
 
-import os
+import argparse
+import dataclasses
+import errno
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
 
-# One process must not starve another on the same card; set before jax starts.
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-# transformers only reads tokenizers here; that torch is missing is no news.
-os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+import jax
+import numpy as np
+import tyro
+from rich.console import Console
 
-import argparse  # noqa: E402 - the line above must come first
-import dataclasses  # noqa: E402
-import errno  # noqa: E402
-import sys  # noqa: E402
-import time  # noqa: E402
-from dataclasses import dataclass  # noqa: E402
-from pathlib import Path  # noqa: E402
-
-import jax  # noqa: E402
-import numpy as np  # noqa: E402
-import tyro  # noqa: E402
-from rich.console import Console  # noqa: E402
-
-from model import checkpoint  # noqa: E402
-from model.checkpoint import CheckpointError  # noqa: E402
-from model.config import ModelConfigError  # noqa: E402
-from model.peft import save_adapter  # noqa: E402
-from model.tokenizer import TokenizerError  # noqa: E402
-from model.weights import WeightsError  # noqa: E402
-from rl import display  # noqa: E402
-from rl.batch import pack  # noqa: E402
-from rl.collect import Cell, Collected, collect, problems_at  # noqa: E402
-from rl.config import PRESETS, Config, ConfigError, check, differences, from_json, to_json  # noqa: E402
-from rl.metrics import Phases, step_metrics  # noqa: E402
-from rl.results import evaluate_base, evaluate_trained, write_results  # noqa: E402
-from rl.run_dir import RunDir, episode_json  # noqa: E402
-from rl.stop import Stopped, StopRequest  # noqa: E402
-from rl.study import Study, prepare  # noqa: E402
-from rl.update import NonFiniteLoss  # noqa: E402
-from rollout.policy import PromptTooLong  # noqa: E402
-from tasks.grading import Grader  # noqa: E402
+from model import checkpoint
+from model.checkpoint import CheckpointError
+from model.config import ModelConfigError
+from model.peft import save_adapter
+from model.tokenizer import TokenizerError
+from model.weights import WeightsError
+from rl import display
+from rl.batch import pack
+from rl.collect import Cell, Collected, collect, problems_at
+from rl.config import PRESETS, Config, ConfigError, check, differences, from_json, to_json
+from rl.metrics import Phases, step_metrics
+from rl.results import evaluate_base, evaluate_trained, write_results
+from rl.run_dir import RunDir, episode_json
+from rl.stop import Stopped, StopRequest
+from rl.study import Study, prepare
+from rl.update import NonFiniteLoss
+from rollout.policy import PromptTooLong
+from tasks.grading import Grader
 
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENAMETOOLONG}
 USER_ERRORS = (ConfigError, ModelConfigError, WeightsError, TokenizerError, CheckpointError, PromptTooLong)
@@ -220,7 +213,11 @@ def restore(study: Study, run_dir: RunDir, console: Console) -> int:
 
 def fingerprints(study: Study) -> dict[str, str]:
     """What a resumed run must find as it was."""
-    return {"problems": study.problems.fingerprint, "tokenizer": study.tokenizer.fingerprint}
+    return {
+        "problems": study.problems.fingerprint,
+        "tokenizer": study.tokenizer.fingerprint,
+        "base model": study.base_fingerprint,
+    }
 
 
 def save_adapters(study: Study, run_dir: RunDir) -> None:

@@ -263,3 +263,19 @@ def test_a_finished_run_is_only_reported_again(study, tmp_path):
     assert "resumed after step 36 of 36" in printed and "0 shapes compiled" in printed
     assert untouched == {path: path.stat().st_mtime_ns for path in untouched}
     assert_same(out, reference)
+
+
+@pytest.mark.slow
+def test_another_base_under_the_same_name_is_refused(study, tmp_path):
+    runs, reference = study
+    out = tmp_path / "run"
+    shutil.copytree(reference, out)
+    weights = runs.folder / "model/model.safetensors"
+    kept = weights.read_bytes()
+    try:
+        flip(weights)
+        process = runs.start(out)
+        printed = process.communicate(timeout=120)[0]
+    finally:
+        weights.write_bytes(kept)
+    assert process.returncode == 2 and "base model changed since the run" in printed, printed

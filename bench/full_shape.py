@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from rl.batch import pack
-from rl.collect import collect, problems_at
+from rl.collect import credit_step, play_step, problems_at
 from rl.config import PRESETS, Config
 from rl.study import Study, prepare
 
@@ -33,7 +33,7 @@ class CoinGrader:
 
 def config_of(args: argparse.Namespace) -> Config:
     return dataclasses.replace(
-        PRESETS[args.preset],
+        PRESETS[args.preset, args.task],
         model="random" if args.preset == "qwen2.5-1.5b" else "builtin",
         tokenizer=args.tokenizer,
         data=args.data,
@@ -58,9 +58,9 @@ def one_step(study: Study, step: int) -> dict[str, float]:
         problems_at(study.problems.train, cell.seed, c.data_seed, step, c.problems_per_step) for cell in study.cells
     ]
     started = time.perf_counter()
-    collected_X = collect(
-        policy, CoinGrader(), study.cells, problems_XP, step, c.episodes_per_problem, study.train_sampling
-    )
+    grader = CoinGrader()
+    episodes_XPG = play_step(policy, grader, study.cells, problems_XP, step, study.settings)
+    collected_X = credit_step(policy, grader, study.cells, episodes_XPG, 0.0, study.settings)
     collected = time.perf_counter()
     plan = pack([got.rows for got in collected_X], c.micro_rows, study.train_buckets)
     packed = time.perf_counter()
@@ -91,7 +91,8 @@ def one_step(study: Study, step: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", default="qwen2.5-1.5b", choices=PRESETS)
+    parser.add_argument("--preset", default="qwen2.5-1.5b", choices=sorted({preset for preset, _ in PRESETS}))
+    parser.add_argument("--task", default="talk_to_solve", choices=sorted({task for _, task in PRESETS}))
     parser.add_argument("--tokenizer", help="tokenizer directory or hub id")
     parser.add_argument("--data", default="openai/gsm8k", help="GSM8K directory or hub id")
     parser.add_argument("--seeds", type=int, nargs="+", default=[17], help="one cell each")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from eval import talk
+from eval import board, talk
 from eval.stats import Estimate, ratio_estimate
 from rollout.distribution import Sampling
 from rollout.episode import EVAL_STEP, Episode, EpisodePlan
@@ -71,8 +71,11 @@ def evaluate(
 
 def summarise(episodes_PG: Sequence[Sequence[Episode]], grader: Grader) -> dict[str, Any]:
     """One evaluation's results: {metric: {mean, low, high, n} or None}."""
-    results = talk.estimates(episodes_PG)
-    results["agree_graded"] = _agree_graded(episodes_PG, grader)
+    if board.is_board(episodes_PG[0][0].plan.task):
+        results = board.estimates(episodes_PG)
+    else:
+        results = talk.estimates(episodes_PG)
+        results["agree_graded"] = _agree_graded(episodes_PG, grader)
     return {name: None if value is None else value._asdict() for name, value in results.items()}
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rl.credit import CREDITS
 from rl.loss import Normalisation
+from rl.rules import CREDITS
 from rollout.distribution import Sampling
+from tasks.board import BoardSizes
 from tasks.registry import TASKS
 
 
@@ -21,14 +22,14 @@ class ConfigError(ValueError):
 class Config:
     """Train copies of one model to be useful to each other, and evaluate what they learned."""
 
-    task: Literal["talk_to_solve"] = "talk_to_solve"
+    task: Literal["talk_to_solve", "message_board", "board_writers"] = "talk_to_solve"
     """What the copies play."""
     preset: Literal["tiny", "qwen2.5-1.5b"] = "tiny"
     """Defaults for every other flag: `tiny` runs on a laptop in minutes, `qwen2.5-1.5b` is the published setting."""
-    arms: tuple[str, ...] = ("channel_on",)
-    """Arms of the task; each arm x credit x seed is one cell, and all cells train side by side."""
-    credit: tuple[str, ...] = ("grpo",)
-    """Credit rules: how graded answers become advantages."""
+    arms: tuple[str, ...] = ()
+    """Arms of the task, by default its first; each arm x credit x seed is one cell, and all train side by side."""
+    credit: tuple[str, ...] = ()
+    """Credit rules: how graded answers become advantages. By default each arm's own."""
     seeds: tuple[int, ...] = (17,)
     """Training seeds: adapter initialisation, order of problems, sampling."""
 
@@ -66,8 +67,18 @@ class Config:
     """Problems in each step, of each cell."""
     episodes_per_problem: int = 4
     """Episodes of each problem in a step: the group that shares a baseline."""
+    copies: int = 4
+    """Copies at a board."""
+    degree: int = 2
+    """Notes that a reader reads on the ring of board_writers; every note then has as many readers."""
+    deal: Literal["whole", "dealt"] = "dealt"
+    """What a copy at a board sees: the whole problem, or one half of its facts (copy j holds half j mod 2)."""
+    rereads: int = 1
+    """Re-readings of each other board, for credit rules that compare boards."""
+    reliability_every: int = 10
+    """Steps between measurements of the split-half reliability of note credit (two re-readings); 0: never."""
     message_tokens: int = 24
-    """Cap of a message, tokens, end-of-turn included."""
+    """Cap of a message or note, tokens, end-of-turn included."""
     answer_tokens: int = 28
     """Cap of an answer, tokens, end-of-turn included."""
     prompt_style: Literal["short", "full"] = "short"
@@ -127,13 +138,15 @@ class Config:
     """Evaluate on held-out problems before and after."""
 
 
+TINY = Config()
 QWEN = dataclasses.replace(
-    Config(),
+    TINY,
     preset="qwen2.5-1.5b",
     model="Qwen/Qwen2.5-1.5B-Instruct",
     dtype="bfloat16",
     remat=True,
     data="openai/gsm8k",
+    deal="whole",
     steps=80,
     message_tokens=160,
     answer_tokens=384,
@@ -142,26 +155,56 @@ QWEN = dataclasses.replace(
     lr=1e-4,
     eval_rows=200,
 )
-PRESETS: dict[str, Config] = {"tiny": Config(), "qwen2.5-1.5b": QWEN}
+BOARD = {"problems_per_step": 8, "episodes_per_problem": 1, "eval_episodes": 1}
+PRESETS: dict[tuple[str, str], Config] = {
+    ("tiny", "talk_to_solve"): TINY,
+    ("tiny", "message_board"): dataclasses.replace(TINY, task="message_board", **BOARD),
+    ("tiny", "board_writers"): dataclasses.replace(TINY, task="board_writers", **BOARD),
+    ("qwen2.5-1.5b", "talk_to_solve"): QWEN,
+    ("qwen2.5-1.5b", "message_board"): dataclasses.replace(
+        QWEN,
+        task="message_board",
+        **(BOARD | {"problems_per_step": 12}),
+        train_problems=512,
+        heldout_problems=120,
+        steps=40,
+        message_tokens=256,
+        max_prompt_tokens=2048,
+    ),
+    ("qwen2.5-1.5b", "board_writers"): dataclasses.replace(
+        QWEN,
+        task="board_writers",
+        **(BOARD | {"problems_per_step": 12}),
+        data="EleutherAI/hendrycks_math",
+        message_tokens=256,
+        answer_tokens=512,
+        max_prompt_tokens=1536,
+    ),
+}
+"""Defaults by (preset, task): the built-in wind tunnel, and the published settings (SPEC 2)."""
 
 
 def check(config: Config) -> None:
     """Refuse what cannot be run, before anything is loaded. Raises ConfigError."""
     spec = TASKS[config.task]
-    _choices("--arms", config.arms, spec.arms, f"task {config.task}")
+    _choices("--arms", config.arms, tuple(spec.arms), f"task {config.task}")
     _choices("--credit", config.credit, tuple(CREDITS), "this stack")
-    useless = [c for c in config.credit if c not in spec.credits]
+    useless = [c for c in config.credit if CREDITS[c].boards != spec.boards]
     if useless:
-        raise ConfigError(
-            f"--credit {useless[0]} is of no use to task {config.task}; it takes {', '.join(spec.credits)}"
-        )
+        useful = ", ".join(name for name, rule in CREDITS.items() if rule.boards == spec.boards)
+        raise ConfigError(f"--credit {useless[0]} is of no use to task {config.task}; it takes {useful}")
+    if spec.boards:
+        try:
+            BoardSizes(config.copies, config.degree, config.message_tokens, config.answer_tokens)
+        except ValueError as error:
+            raise ConfigError(f"--copies {config.copies} --degree {config.degree}: {error}") from error
     for name in ("arms", "credit", "seeds"):
         values = getattr(config, name)
-        if not values or len(set(values)) != len(values):
+        if len(set(values)) != len(values) or (name == "seeds" and not values):
             raise ConfigError(f"--{name} must name at least one value and none twice; got {list(values)}")
     positive = (
         "rank steps problems_per_step episodes_per_problem message_tokens answer_tokens max_prompt_tokens micro_rows "
-        "train_problems heldout_problems checkpoint_every episodes_every eval_episodes normalisation_chunks"
+        "rereads train_problems heldout_problems checkpoint_every episodes_every eval_episodes normalisation_chunks"
     )
     for name in positive.split():
         if getattr(config, name) < 1:
@@ -174,7 +217,7 @@ def check(config: Config) -> None:
             Sampling(*(getattr(config, prefix + name) for name in ("temperature", "top_p", "top_k")), penalty)
         except ValueError as error:
             raise ConfigError(f"{_flag(prefix)}{error}") from error
-    for name in ("show_every", "eval_rows"):
+    for name in ("show_every", "eval_rows", "reliability_every"):
         if getattr(config, name) < 0:
             raise ConfigError(f"{_flag(name)} is {getattr(config, name)}; it must be 0 or more")
     for seed in (*config.seeds, config.data_seed):

@@ -25,6 +25,13 @@ SHOWN = {
     "uses_partner": "uses partner's",
     "both_agree": "both agree",
     "asks": "asks at first",
+    "pass_at_k": "any reader right",
+    "notes_right": "notes right",
+    "vote": "vote of notes",
+    "rescued": "rescued",
+    "misled": "misled",
+    "notes_boxed": "notes boxed",
+    "notes_send_own": "notes send own",
     "truncated": "truncated",
 }
 
@@ -69,7 +76,7 @@ def chat(episode: Episode, title: str) -> RenderableType:
     agents = plan.task.agents
     lines = [Text(safe(plan.problem.question), style="bold")]
     for agent, name in enumerate(agents):
-        facts = " ".join(plan.problem.facts_of(agent, len(agents)))
+        facts = " ".join(plan.task.facts_of(plan.problem, agent))
         lines.append(Text(f"{name} knows: {safe(facts)}", style=f"dim {AGENT_STYLES[agent % 4]}"))
     for u in episode.utterances:
         agent = plan.task.turns[u.turn].agent
@@ -112,6 +119,8 @@ def results_table(results: dict[str, Any]) -> RenderableType:
             table.add_column(Text(name, overflow="fold"), justify="right", min_width=len("0.00 [0.00, 0.00]"))
         table.add_row("graded answers", *(f"{metrics['pass_at_1']['n']:,}" for _, metrics in part))
         for key, label in SHOWN.items():
+            if not any(key in metrics for _, metrics in part):
+                continue  # another kind of task's metric
             table.add_row(label, *(format_estimate(metrics.get(key)) for _, metrics in part))
         tables.append(table)
     return Group(*tables)

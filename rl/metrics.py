@@ -16,7 +16,12 @@ from rl.update import StepStats
 
 
 def step_metrics(
-    step: int, cells: list[Cell], collected_X: list[Collected], plan: Plan, stats: StepStats
+    step: int,
+    cells: list[Cell],
+    collected_X: list[Collected],
+    plan: Plan,
+    stats: StepStats,
+    reliable_X: list[float | None],
 ) -> list[dict[str, Any]]:
     """A line a cell. Rates are over the step's episodes; None where there was nothing to measure."""
     lines = []
@@ -32,6 +37,8 @@ def step_metrics(
                 "credit/flat_group_frac": got.summary.flat_group_frac,
                 "credit/mean_abs_advantage_by_turn": [float(v) for v in got.summary.mean_abs_U],
                 "credit/own_correct_correlation": got.summary.own_correlation,
+                "credit/flat_notes_frac": got.summary.flat_notes_frac,
+                "credit/split_half_reliability": reliable_X[x],
                 "rollout/sampled_tokens": int(sum(len(u.tokens) for u in said)),
                 "rollout/mean_reply_tokens": float(np.mean([len(u.tokens) for u in said])),
                 "rollout/truncated_frac": float(np.mean([not u.finished for u in said])),

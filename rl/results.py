@@ -42,8 +42,9 @@ def evaluate_trained(study: Study, grader: Grader, run_dir: RunDir, stop: StopRe
 
 
 def reads_others(task: Task) -> bool:
-    """Is any turn shown another copy's words."""
-    return any(task.turns[v].agent != turn.agent for turn in task.turns for v in turn.reads)
+    """Is it a chat in which a turn is shown another copy's words."""
+    chat = not task.notes
+    return chat and any(task.turns[v].agent != turn.agent for turn in task.turns for v in turn.reads)
 
 
 def play_unless_kept(

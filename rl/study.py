@@ -12,14 +12,14 @@ from model import weights
 from model.config import QWEN2_5_1_5B, ModelConfig
 from model.lora import LoraConfig, init_lora
 from model.tokenizer import ChatTokenizer
-from rl.collect import Cell
+from rl.collect import Cell, Settings
 from rl.config import Config, ConfigError
 from rl.update import Learner, OptimConfig, TrainState, init_state
 from rollout.distribution import Sampling
 from rollout.play import longest_prompt
 from rollout.policy import Policy, bucket_ladder
 from tasks.base import Problem, Task
-from tasks.registry import TASKS, Problems, TaskOptions, load_problems
+from tasks.registry import TASKS, DataOptions, Problems, TaskOptions, load_problems
 
 BUILTIN = Path(model.__file__).parent / "builtin"
 LORA_KEY = 0
@@ -49,6 +49,13 @@ class Study:
         return Sampling(c.temperature, c.top_p, c.top_k)
 
     @property
+    def settings(self) -> Settings:
+        """How a step is collected."""
+        c = self.config
+        rows = c.problems_per_step * c.episodes_per_problem
+        return Settings(c.episodes_per_problem, c.rereads, rows, self.train_sampling)
+
+    @property
     def eval_sampling(self) -> Sampling:
         c = self.config
         return Sampling(c.eval_temperature, c.eval_top_p, c.eval_top_k, c.eval_repetition_penalty)
@@ -56,11 +63,24 @@ class Study:
 
 def prepare(config: Config) -> Study:
     """Build a study; raises errors that name the setting, file or problem at fault."""
-    options = TaskOptions(config.message_tokens, config.answer_tokens, config.prompt_style)
-    tasks = {arm: TASKS[config.task].build(arm, options) for arm in config.arms}
-    cells = [Cell(tasks[a], c, s) for a in config.arms for c in config.credit for s in config.seeds]
+    spec = TASKS[config.task]
+    options = TaskOptions(
+        message_tokens=config.message_tokens,
+        answer_tokens=config.answer_tokens,
+        prompt_style=config.prompt_style,
+        copies=config.copies,
+        degree=config.degree,
+        deal=config.deal,
+    )
+    tasks = {arm: spec.build(arm, options) for arm in config.arms or list(spec.arms)[:1]}
+    cells = [
+        Cell(task, credit, seed)
+        for arm, task in tasks.items()
+        for credit in config.credit or [spec.arms[arm]]
+        for seed in config.seeds
+    ]
     tokenizer, model_dir = _tokenizer(config)
-    problems = _problems(config, tokenizer, list(tasks.values()))
+    problems = _problems(config, tokenizer, list(tasks.values()), spec.needs_facts(options))
     model_config, graph, base = _base(config, model_dir)
     if model_config.vocab < tokenizer.base_vocab:
         raise ConfigError(
@@ -141,19 +161,22 @@ def _base(config: Config, path: Path | None) -> tuple[ModelConfig, Any, Any]:
     return weights.load(path, dtype)
 
 
-def _problems(config: Config, tokenizer: ChatTokenizer, tasks: list[Task]) -> Problems:
+def _problems(config: Config, tokenizer: ChatTokenizer, tasks: list[Task], split_facts: bool) -> Problems:
     def fits(problem: Problem) -> bool:
         return all(longest_prompt(tokenizer.encode_chat, task, problem) <= config.max_prompt_tokens for task in tasks)
 
     try:
         problems = load_problems(
-            config.data,
-            config.split,
-            config.train_problems,
-            config.heldout_problems,
-            config.data_seed,
+            DataOptions(
+                source=config.data,
+                split_rule=config.split,
+                train=config.train_problems,
+                heldout=config.heldout_problems,
+                seed=config.data_seed,
+                revision=config.data_revision,
+            ),
+            split_facts,
             fits,
-            config.data_revision,
         )
     except (ValueError, OSError) as error:
         raise ConfigError(f"--data {config.data}: {error}") from error

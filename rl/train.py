@@ -25,7 +25,7 @@ from model.tokenizer import TokenizerError
 from model.weights import WeightsError
 from rl import display
 from rl.batch import pack
-from rl.collect import Cell, Collected, collect, problems_at
+from rl.collect import Cell, Collected, credit_step, play_step, problems_at, reliability
 from rl.config import PRESETS, Config, ConfigError, check, differences, from_json, to_json
 from rl.metrics import Phases, step_metrics
 from rl.results import evaluate_base, evaluate_trained, write_results
@@ -54,10 +54,11 @@ def parse(argv: list[str]) -> tuple[Config, bool]:
     """The config, and whether it resumes a run. An unknown flag or value exits with a list of the valid ones."""
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--preset", default="tiny")
+    first.add_argument("--task", default="talk_to_solve")
     first.add_argument("--resume", type=Path)
     known, _ = first.parse_known_args(argv)
     if known.resume is None:
-        default = PRESETS.get(known.preset, PRESETS["tiny"])
+        default = PRESETS.get((known.preset, known.task), Config())
         return tyro.cli(Command, args=argv, default=Command(default), prog="python -m rl.train").config, False
     _, saved = RunDir.open(known.resume)
     saved = dataclasses.replace(saved, out=known.resume)
@@ -125,11 +126,16 @@ def train(
             ]
             before = dict(study.policy.seconds)
             with phases("collect"):
-                collected_X = collect(
-                    study.policy, grader, cells, problems_XP, step, c.episodes_per_problem, study.train_sampling
-                )
+                episodes_XPG = play_step(study.policy, grader, cells, problems_XP, step, study.settings)
             for name in ("prefill", "decode", "compile"):
                 phases.add(f"collect/{name}", study.policy.seconds[name] - before[name])
+            with phases("credit"):
+                progress = step / c.steps
+                collected_X = credit_step(study.policy, grader, cells, episodes_XPG, progress, study.settings)
+            reliable_X = [None] * len(cells)
+            if c.reliability_every and step % c.reliability_every == 0:
+                with phases("reliability"):
+                    reliable_X = reliability(study.policy, grader, cells, collected_X, study.settings)
             with phases("pack"):
                 plan = pack(
                     [got.rows for got in collected_X],
@@ -147,7 +153,7 @@ def train(
                 save(study, run_dir)
                 raise
             study.policy.lora = study.state.lora
-            lines = step_metrics(step, cells, collected_X, plan, stats)
+            lines = step_metrics(step, cells, collected_X, plan, stats, reliable_X)
             run_dir.append("metrics.jsonl", lines)
             if step % c.episodes_every == 0:
                 run_dir.append(
@@ -248,7 +254,7 @@ class Watcher:
     def saw(self, step: int, lines: list[dict], timing: dict[str, float], episode) -> None:
         """One step is done."""
         mean = lambda name: sum(line[name] for line in lines) / len(lines)  # noqa: E731 - used twice below
-        seconds = sum(timing.get(f"time/{name}_s", 0.0) for name in ("collect", "pack", "update"))
+        seconds = sum(timing.get(f"time/{name}_s", 0.0) for name in ("collect", "credit", "pack", "update"))
         tokens = sum(line["rollout/sampled_tokens"] for line in lines)
         status = display.status(mean("reward"), mean("credit/flat_group_frac"), tokens / max(seconds, 1e-9))
         self.bar.update(self.line, completed=step + 1, status=status)

@@ -18,11 +18,9 @@ from flax import nnx
 from model.executables import compile_together
 from rl.batch import Batch
 from rl.loss import LossStats, policy_gradient_loss
-from rollout.distribution import Sampling, Shape, shaped_logits, token_logp
+from rollout.distribution import Sampling, Shape
 from rollout.sampler import over_cells
-
-LOGIT_CHUNK = 1024
-"""Trained tokens whose logits exist at one time, in each cell."""
+from rollout.scorer import selected_logp
 
 
 class TrainState(NamedTuple):
@@ -58,41 +56,12 @@ def init_state(lora: Any, config: OptimConfig) -> TrainState:
     return TrainState(jnp.int32(0), lora, jax.vmap(optimiser(config).init)(lora))
 
 
-def batch_logp(
-    model: Any, lora: Any, scale: jax.Array, batch: Batch, shape: Shape, allowed_V: jax.Array, remat: bool
-) -> jax.Array:
-    """Log-probs [M] fp32 of one cell's selected tokens, under the distribution they were drawn from."""
-    rows, width = batch.tokens.shape
-    positions = jnp.broadcast_to(jnp.arange(width)[None], (rows, width))
-    # Padding is to the right of every real token, so causality alone hides it.
-    causal = jnp.broadcast_to((positions[0][:, None] >= positions[0][None])[None], (rows, width, width))
-    hidden, _ = model.hidden(batch.tokens, positions, causal, lora, jnp.full((rows,), scale), remat=remat)
-    before_M = hidden.reshape(rows * width, -1)[jnp.maximum(batch.select - 1, 0)]
-    target_M = batch.tokens.reshape(-1)[batch.select]
-
-    @jax.checkpoint
-    def chunk_logp(chunk):
-        hidden_C, target_C = chunk
-        return token_logp(shaped_logits(model.logits(hidden_C), shape, allowed_V, keep_M=target_C), target_C)
-
-    total = target_M.shape[0]
-    if total <= LOGIT_CHUNK:
-        return chunk_logp((before_M, target_M))
-    chunks = -(-total // LOGIT_CHUNK)
-    padded = jax.tree.map(
-        lambda x: jnp.pad(x, [(0, chunks * LOGIT_CHUNK - total)] + [(0, 0)] * (x.ndim - 1)).reshape(
-            chunks, LOGIT_CHUNK, *x.shape[1:]
-        ),
-        (before_M, target_M),
-    )
-    return jax.lax.map(chunk_logp, padded).reshape(-1)[:total]
-
-
 def batch_loss(
     model: Any, lora: Any, scale: jax.Array, batch: Batch, shape: Shape, allowed_V, config: OptimConfig, remat: bool
 ) -> tuple[jax.Array, LossStats]:
     """One cell's share of the step's loss from one micro-batch, and its sums."""
-    logp_M = batch_logp(model, lora, scale, batch, shape, allowed_V, remat)
+    scale_B = jnp.full((batch.tokens.shape[0],), scale)
+    logp_M = selected_logp(model, lora, scale_B, batch.tokens, batch.select, shape, allowed_V, remat)
     pick = lambda x: x.reshape(-1)[batch.select]  # noqa: E731 - a name for one gather, used four times
     return policy_gradient_loss(
         logp_M,

@@ -4,7 +4,8 @@ Sampled ids are kept as sampled. `text` is only for the next prompt, for grading
 later tokenizes a reply a second time.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -31,18 +32,6 @@ EVAL_STEP = 1 << 30
 
 
 @dataclass(frozen=True)
-class EpisodePlan:
-    """One episode to be played. `adapter[agent]`: 1.0 plays with the cell's adapter, 0.0 as the untrained base."""
-
-    task: Task
-    problem: Problem
-    episode: int
-    seed: int
-    step: int
-    adapter: tuple[float, ...]
-
-
-@dataclass(frozen=True)
 class Utterance:
     """What was sampled in one turn.
 
@@ -60,6 +49,22 @@ class Utterance:
     finished: bool
     trained: bool
     correct: float | None = None
+
+
+@dataclass(frozen=True)
+class EpisodePlan:
+    """One episode to be played. `adapter[agent]`: 1.0 plays with the cell's adapter, 0.0 as the untrained base.
+
+    `given`: utterances by turn that were said before and are not sampled again (a re-reading of the same notes).
+    """
+
+    task: Task
+    problem: Problem
+    episode: int
+    seed: int
+    step: int
+    adapter: tuple[float, ...]
+    given: Mapping[int, Utterance] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

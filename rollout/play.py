@@ -5,7 +5,7 @@ Knows turns and reads, not tasks: what a turn is shown is what its `reads` deliv
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,7 +22,7 @@ class _Playing:
 
     plan: EpisodePlan
     cell: int
-    said: dict[int, Utterance] = field(default_factory=dict)
+    said: dict[int, Utterance]
 
 
 def play(policy: Policy, plans_XE: Sequence[Sequence[EpisodePlan]], sampling: Sampling) -> list[list[Episode]]:
@@ -30,13 +30,20 @@ def play(policy: Policy, plans_XE: Sequence[Sequence[EpisodePlan]], sampling: Sa
 
     Schedules may differ from plan to plan: a round is whatever turns the plans have in it.
     """
-    playing_XE = [[_Playing(plan, cell) for plan in plans] for cell, plans in enumerate(plans_XE)]
+    playing_XE = [[_Playing(plan, cell, dict(plan.given)) for plan in plans] for cell, plans in enumerate(plans_XE)]
     rounds = sorted({r for plans in plans_XE for plan in plans for r in plan.task.rounds})
     for number in rounds:
         due_X = [
-            [(game, u) for game in games for u, turn in enumerate(game.plan.task.turns) if turn.round == number]
+            [
+                (game, u)
+                for game in games
+                for u, turn in enumerate(game.plan.task.turns)
+                if turn.round == number and u not in game.plan.given
+            ]
             for games in playing_XE
         ]
+        if not any(due_X):
+            continue
         requests_X = [[_request(policy, game, u) for game, u in due] for due in due_X]
         replies_X = policy.sample(requests_X, sampling)
         for due, requests, replies in zip(due_X, requests_X, replies_X, strict=True):
@@ -92,11 +99,11 @@ def longest_prompt(encode_chat, task: Task, problem: Problem) -> int:
 def play_graded(
     policy: Policy, grader: Grader, plans_XE: Sequence[Sequence[EpisodePlan]], sampling: Sampling
 ) -> list[list[Episode]]:
-    """`play`, then grade every graded turn's text against its problem's gold, in one call for all cells."""
+    """`play`, then grade every graded turn that was sampled, in one call for all cells."""
     episodes_XE = play(policy, plans_XE, sampling)
-    asked = [(e, u) for episodes in episodes_XE for e in episodes for u in e.plan.task.graded]
+    asked = [(e, u) for episodes in episodes_XE for e in episodes for u in e.plan.task.graded if u not in e.plan.given]
     grades = grader.grade([(e.utterances[u].text, e.plan.problem.answer) for e, u in asked])
     correct: dict[int, dict[int, float]] = {}
     for (episode, u), grade in zip(asked, grades, strict=True):
         correct.setdefault(id(episode), {})[u] = grade
-    return [[episode.graded(correct[id(episode)]) for episode in episodes] for episodes in episodes_XE]
+    return [[episode.graded(correct.get(id(episode), {})) for episode in episodes] for episodes in episodes_XE]

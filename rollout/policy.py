@@ -6,13 +6,14 @@ rounded up to buckets, so the number of compilations is at most rows x prompt bu
 
 import time
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.stages import Compiled, Lowered
 
 from model.config import ModelConfig
 from model.executables import compile_together
@@ -77,7 +78,7 @@ class Policy:
     sampled_tokens: int = 0
     decode_steps: int = 0
     compiles: dict[tuple, float] = field(default_factory=dict)
-    _executables: dict[tuple, tuple] = field(default_factory=dict)
+    _executables: dict[tuple, list[Compiled]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         longest = self.prompt_buckets[-1] + REPLY_BUCKET
@@ -165,27 +166,31 @@ class Policy:
                 ids[x, b] = request.row_id
         return Rows(*(jnp.asarray(a) for a in (tokens, lengths, caps, scale, ids)))
 
-    def _compiled(self, rows: Rows, new_slots: int, penalised: bool, sampling: Sampling) -> tuple:
-        key = (*rows.tokens.shape, new_slots, penalised)
-        if key not in self._executables:
-            started = time.perf_counter()
-            graph = self.graph
+    def _compiled(self, rows: Rows, new_slots: int, penalised: bool, sampling: Sampling) -> list[Compiled]:
+        def run_prefill(base, lora, rows):
+            return prefill(self.graph, base, lora, rows, new_slots, penalised)
 
-            def run_prefill(base, lora, rows):
-                return prefill(graph, base, lora, rows, new_slots, penalised)
+        def run_decode(base, lora, rows, state, shape, allowed_V, ends_E):
+            return decode(self.graph, base, lora, rows, state, shape, allowed_V, ends_E)
 
-            def run_decode(base, lora, rows, state, shape, allowed_V, ends_E):
-                return decode(graph, base, lora, rows, state, shape, allowed_V, ends_E)
-
-            state = jax.eval_shape(run_prefill, self.base, self.lora, rows)
-            lowered_prefill = jax.jit(run_prefill).lower(self.base, self.lora, rows)
+        def lower() -> list[tuple[Lowered, bool]]:
+            args = (self.base, self.lora, rows)
+            state = jax.eval_shape(run_prefill, *args)
             lowered_decode = jax.jit(run_decode, donate_argnums=3).lower(
-                self.base, self.lora, rows, state, sampling.arrays(), self._allowed, self._ends
+                *args, state, sampling.arrays(), self._allowed, self._ends
             )
-            self._executables[key] = tuple(compile_together([(lowered_prefill, True), (lowered_decode, False)]))
-            self.compiles[key] = time.perf_counter() - started
-            self.seconds["compile"] += self.compiles[key]
-        return self._executables[key]
+            return [(jax.jit(run_prefill).lower(*args), True), (lowered_decode, False)]
+
+        return self.executable((*rows.tokens.shape, new_slots, penalised), lower)
+
+    def executable(self, name: tuple, lower: Callable[[], list[tuple[Lowered, bool]]]) -> list[Compiled]:
+        """The executables called `name`; compiled and counted the first time (`lower` as in compile_together)."""
+        if name not in self._executables:
+            started = time.perf_counter()
+            self._executables[name] = compile_together(lower())
+            self.compiles[name] = time.perf_counter() - started
+            self.seconds["compile"] += self.compiles[name]
+        return self._executables[name]
 
 
 def _reply(tokens: np.ndarray, logp: np.ndarray, ends: tuple[int, ...]) -> Reply:

@@ -39,8 +39,9 @@ class Turn:
     """A slot in an episode's schedule. Turns of one round are sampled together.
 
     `reads`: indices of earlier turns whose text this turn is shown. `max_tokens`: the cap on sampled tokens, the
-    end-of-turn token included. `graded`: its text is an answer to be graded. `trained`: False for turns that are
-    only played (round-one notes of message_board).
+    end-of-turn token included. `graded`: its text is graded. `note`: it is written for others to read, so its grade is
+    recorded and is no part of the episode's outcome. `trained`: False for turns that are only played (round-one notes
+    of message_board).
     """
 
     agent: int
@@ -48,6 +49,7 @@ class Turn:
     max_tokens: int
     reads: tuple[int, ...] = ()
     graded: bool = False
+    note: bool = False
     trained: bool = True
 
 
@@ -57,13 +59,17 @@ Render = Callable[[Problem, int, Mapping[int, str]], list[Message]]
 
 @dataclass(frozen=True)
 class Task:
-    """One arm of a task: a schedule and the function that writes each turn's prompt."""
+    """One arm of a task: a schedule and the function that writes each turn's prompt.
+
+    `parts`: into how many parts a problem's facts are dealt; agent j holds part j mod `parts`. 1: all see everything.
+    """
 
     name: str
     arm: str
     agents: tuple[str, ...]
     turns: tuple[Turn, ...]
     render: Render
+    parts: int = 1
 
     def __post_init__(self) -> None:
         for index, turn in enumerate(self.turns):
@@ -76,6 +82,10 @@ class Task:
                 if not 0 <= read < len(self.turns) or self.turns[read].round >= turn.round:
                     raise ValueError(f"{where} reads turn {read}, which is not of an earlier round")
 
+    def facts_of(self, problem: Problem, agent: int) -> tuple[str, ...]:
+        """The facts that an agent is shown."""
+        return problem.facts_of(agent % self.parts, self.parts)
+
     @property
     def rounds(self) -> tuple[int, ...]:
         """The round numbers, in the order they are played."""
@@ -85,6 +95,16 @@ class Task:
     def graded(self) -> tuple[int, ...]:
         """Indices of the turns whose text is graded."""
         return tuple(index for index, turn in enumerate(self.turns) if turn.graded)
+
+    @property
+    def answers(self) -> tuple[int, ...]:
+        """Indices of the graded turns that are the episode's outcome: all but the notes."""
+        return tuple(index for index in self.graded if not self.turns[index].note)
+
+    @property
+    def notes(self) -> tuple[int, ...]:
+        """Indices of the notes."""
+        return tuple(index for index, turn in enumerate(self.turns) if turn.note)
 
     @property
     def reads_UU(self) -> np.ndarray:

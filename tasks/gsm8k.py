@@ -1,37 +1,17 @@
-"""GSM8K: reading it, cutting each problem into facts and a question, and choosing training and held-out problems.
+"""GSM8K: its problems whole, or cut into facts and a question.
 
-Rows come through `datasets`, from its hub or from JSONL files, and are fingerprinted by their content. A problem is
-cut by the published rule or by the clean one (SPEC 2.3); both are here to be compared. It reads only the question
-and the gold after `####`: the worked solution is never shown to anybody. No prompts and no grading.
+A problem is cut by the published rule or by the clean one (SPEC 2.3); both are here to be compared. It reads only
+the question and the gold after `####`: the worked solution is never shown to anybody. No prompts and no grading;
+files, hub and choice are in `tasks.loading`.
 """
 
-import hashlib
-import random
 import re
-import tempfile
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
 
 from tasks.base import Problem
-from tasks.grading import check_gold
+from tasks.loading import Candidate, Loaded, Row, choose, find_files, fingerprint, normalised, read_file, read_hub
 
 SPLIT_RULES = ("clean", "published")
-REVISIONS = {"openai/gsm8k": "e53f048856ff4f594e959d75785d2c2d37b678ee"}
-"""The revision read when none is asked for; other data sets on the hub must name theirs."""
-
-Row = dict[str, str]
-
-
-@dataclass(frozen=True)
-class TalkData:
-    """`dropped`: how many of the rows looked at were left out, by reason. `fingerprint`: hash of all rows read."""
-
-    train: list[Problem]
-    heldout: list[Problem]
-    dropped: dict[str, int]
-    fingerprint: str
 
 
 def load_rows(source: str, revision: str | None = None) -> tuple[dict[str, list[Row]], str]:
@@ -40,41 +20,11 @@ def load_rows(source: str, revision: str | None = None) -> tuple[dict[str, list[
     One file gives the one split "rows". A row has `question` and `answer`. The fingerprint is a hash of the rows, so
     the same data from the hub and from a file has the same one.
     """
-    import datasets  # here, because it takes seconds to import
-
-    path = Path(source).expanduser()
-    if path.is_dir():
-        files = {split: str(path / f"{split}.jsonl") for split in ("train", "test")}
-        for file in files.values():
-            if not Path(file).is_file():
-                raise FileNotFoundError(f"{path} is a directory without {Path(file).name}")
-    elif path.is_file():
-        files = {"rows": str(path)}
-    elif re.fullmatch(r"[\w.-]+/[\w.-]+", source) and not source.startswith("."):
-        files = {}
-    else:
-        raise FileNotFoundError(f"{source!r} is neither a file, nor a directory, nor a hub id such as openai/gsm8k")
-    datasets.disable_progress_bars()  # only entry points talk to the terminal
+    files = find_files(source, {split: (f"{split}.jsonl",) for split in ("train", "test")})
     if files:
-        # Its cache of local files would go to the home directory, which may be read-only.
-        with tempfile.TemporaryDirectory() as cache:
-            verbosity = datasets.logging.get_verbosity()
-            datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it logs what it then raises
-            try:
-                loaded = datasets.load_dataset("json", data_files=files, cache_dir=cache)
-            except datasets.exceptions.DatasetGenerationError as error:
-                names = " or ".join(files.values())
-                raise ValueError(f"{names} is not JSON, one object a line: {error.__cause__ or error}") from error
-            finally:
-                datasets.logging.set_verbosity(verbosity)
-            rows = {split: loaded[split].to_list() for split in files}
+        rows = {split: read_file(file) for split, file in files.items()}
     else:
-        revision = revision or REVISIONS.get(source)
-        if revision is None:
-            raise ValueError(f"name the revision of {source} to read: a data set on the hub may change")
-        loaded = datasets.load_dataset(source, "main", revision=revision)
-        rows = {split: loaded[split].to_list() for split in ("train", "test")}
-    content = hashlib.sha256()
+        rows = {split: read_hub(source, "main", split, revision) for split in ("train", "test")}
     for split, split_rows in rows.items():
         for number, row in enumerate(split_rows, 1):
             where = f"{files.get(split, f'{source}, {split} split')}, row {number}"
@@ -82,8 +32,8 @@ def load_rows(source: str, revision: str | None = None) -> tuple[dict[str, list[
                 raise ValueError(f"{where}: no text under `question` or `answer`")
             if gold_of(row["answer"]) is None:
                 raise ValueError(f"{where}: no gold after #### in its answer")
-            content.update(f"{split}\0{row['question']}\0{row['answer']}\0".encode())
-    return rows, f"gsm8k sha256:{content.hexdigest()[:16]}"
+    hashed = {split: [(row["question"], row["answer"]) for row in split_rows] for split, split_rows in rows.items()}
+    return rows, fingerprint("gsm8k", hashed)
 
 
 def gold_of(answer: str) -> str | None:
@@ -195,38 +145,22 @@ def split_facts(text: str, rule: str) -> tuple[tuple[str, ...], str] | None:
     return (tuple(facts), question) if all(re.search("[0-9]", half) for half in halves) else None
 
 
-def normalised(text: str) -> str:
-    """Words and numbers only, lower case: two texts that differ in nothing else are the same problem."""
-    return " ".join(re.findall(r"[^\W_]+", text.lower()))
-
-
-def _take(
-    candidates: Sequence[tuple[str, Row]],
-    count: int,
-    rule: str,
-    barred: set[str],
+def _load(
+    source: str,
+    where: str,
+    make: Callable[[str, Row], Problem | str],
+    counts: tuple[int, int],
+    data_seed: int,
     fits: Callable[[Problem], bool] | None,
-    dropped: Counter[str],
-) -> list[Problem]:
-    """The first `count` of `candidates` (id, row) that make a problem; those left out go into `dropped`."""
-    problems: list[Problem] = []
-    for name, row in candidates:
-        if len(problems) == count:
-            break
-        split, gold = split_facts(row["question"], rule), gold_of(row["answer"]) or ""
-        if normalised(row["question"]) in barred:
-            dropped["also held out"] += 1
-        elif split is None:
-            dropped["cannot be split"] += 1
-        elif not check_gold(gold):
-            dropped["gold cannot be read"] += 1
-        else:
-            problem = Problem(name, question=split[1], answer=gold, facts=split[0])
-            if fits is None or fits(problem):
-                problems.append(problem)
-            else:
-                dropped["too long"] += 1
-    return problems
+    revision: str | None,
+) -> Loaded:
+    """Problems that `make(id, row)` makes of the rows (or says why not); `counts`: of training, of held-out ones."""
+    rows, data = load_rows(source, revision)
+    candidates: dict[str, list[Candidate]] = {
+        split: [(normalised(row["question"]), make(f"gsm8k/{split}/{i}", row)) for i, row in enumerate(split_rows)]
+        for split, split_rows in rows.items()
+    }
+    return Loaded(*choose(where, candidates, *counts, data_seed, fits), data)
 
 
 def load_talk_problems(
@@ -237,34 +171,39 @@ def load_talk_problems(
     data_seed: int,
     fits: Callable[[Problem], bool] | None = None,
     revision: str | None = None,
-) -> TalkData:
+) -> Loaded:
     """Problems with split facts: training ones from the train split, held-out ones from the test split.
 
-    Each split is taken in a shuffle seeded with `data_seed` until its count is met. A training problem with the
-    words of any test problem is left out, and so is a problem for which `fits` is false ("too long"). One JSONL
-    file gives the held-out problems first, then the training ones. ValueError when there are too few.
+    `source` as for `load_rows`. Each split is taken in a shuffle seeded with `data_seed` until its count is met. A
+    training problem with the words of any test problem is left out, and so is a problem for which `fits` is false
+    ("too long"). One JSONL file gives the held-out problems first, then the training ones. ValueError when there
+    are too few.
     """
-    rows, fingerprint = load_rows(source, revision)
-    shuffled = {}
-    for split, split_rows in rows.items():
-        shuffled[split] = [(f"gsm8k/{split}/{index}", row) for index, row in enumerate(split_rows)]
-        random.Random(data_seed).shuffle(shuffled[split])
-    dropped: Counter[str] = Counter()
-    pool = shuffled.get("test", shuffled.get("rows", []))
-    heldout = _take(pool, n_heldout, split_rule, set(), fits, dropped)
-    if "rows" in shuffled:
-        ids = {problem.id for problem in heldout}
-        barred = {normalised(row["question"]) for name, row in pool if name in ids}
-        # Rows passed over for the held-out set would only be passed over again.
-        start = 1 + max((i for i, (name, _) in enumerate(pool) if name in ids), default=-1)
-        train = _take(pool[start:], n_train, split_rule, barred, fits, dropped)
-    else:
-        barred = {normalised(row["question"]) for _, row in pool}
-        train = _take(shuffled["train"], n_train, split_rule, barred, fits, dropped)
-    for kind, problems, asked in (("held-out", heldout, n_heldout), ("training", train, n_train)):
-        if len(problems) < asked:
-            raise ValueError(
-                f"{source} has {len(problems)} usable {kind} problems by the {split_rule} split, not the {asked} "
-                f"asked for; left out: {dict(dropped)}"
-            )
-    return TalkData(train, heldout, dict(dropped), fingerprint)
+
+    def make(name: str, row: Row) -> Problem | str:
+        split = split_facts(row["question"], split_rule)
+        if split is None:
+            return "cannot be split"
+        return Problem(name, question=split[1], answer=gold_of(row["answer"]) or "", facts=split[0])
+
+    where = f"{source}, by the {split_rule} split,"
+    return _load(source, where, make, (n_train, n_heldout), data_seed, fits, revision)
+
+
+def load_board_gsm8k(
+    source: str,
+    n_train: int,
+    n_heldout: int,
+    data_seed: int,
+    fits: Callable[[Problem], bool] | None = None,
+    revision: str | None = None,
+) -> Loaded:
+    """Whole problems, for boards: the question is all of the text and there are no facts (SPEC 2.1).
+
+    Otherwise as `load_talk_problems`; ids are the same, choices are not, since every problem can be used.
+    """
+
+    def make(name: str, row: Row) -> Problem | str:
+        return Problem(name, question=row["question"].strip(), answer=gold_of(row["answer"]) or "")
+
+    return _load(source, source, make, (n_train, n_heldout), data_seed, fits, revision)

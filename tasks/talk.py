@@ -5,7 +5,7 @@ the transcript as "(no message)". Two prompt styles: `full` for instruction-tune
 tiny model, whose time goes with the prompt's length. The published prompts are not public; these are ours.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tasks.base import Message, Problem, Task, Turn
@@ -45,6 +45,23 @@ SHORT = ChatPrompt(
 PROMPTS = {"full": FULL, "short": SHORT}
 
 
+def messages(
+    prompt: ChatPrompt, me: str, other: str, facts: Sequence[str], question: str, chat: Sequence[str], answering: bool
+) -> list[Message]:
+    """One turn's prompt: who is speaking, its facts, the question, the lines so far, and what to write."""
+    instruction = prompt.answer if answering else prompt.message
+    user = prompt.user.format(
+        facts="\n".join(facts),
+        question=question,
+        chat="\n".join(chat) or "(nothing yet)",
+        instruction=instruction.format(me=me, other=other),
+    )
+    return [
+        {"role": "system", "content": prompt.system.format(me=me, other=other)},
+        {"role": "user", "content": user},
+    ]
+
+
 def talk_task(arm: str, message_tokens: int = 160, answer_tokens: int = 384, prompt: ChatPrompt = FULL) -> Task:
     """The four-turn chat of one arm; caps in tokens, the end-of-turn token included."""
     if arm not in ARMS:
@@ -60,16 +77,6 @@ def talk_task(arm: str, message_tokens: int = 160, answer_tokens: int = 384, pro
         turn = turns[index]
         me, other = names[turn.agent], names[1 - turn.agent]
         chat = [f"{names[v % 2]}: {heard.get(v, NO_MESSAGE)}" for v in range(index)]
-        instruction = prompt.answer if turn.graded else prompt.message
-        user = prompt.user.format(
-            facts="\n".join(problem.facts_of(turn.agent, 2)),
-            question=problem.question,
-            chat="\n".join(chat) or "(nothing yet)",
-            instruction=instruction.format(me=me, other=other),
-        )
-        return [
-            {"role": "system", "content": prompt.system.format(me=me, other=other)},
-            {"role": "user", "content": user},
-        ]
+        return messages(prompt, me, other, problem.facts_of(turn.agent, 2), problem.question, chat, turn.graded)
 
-    return Task("talk_to_solve", arm, names, tuple(turns), render)
+    return Task("talk_to_solve", arm, names, tuple(turns), render, parts=2)

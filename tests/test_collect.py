@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rl.collect import Cell, collect, group_of, pay, problems_at
+from rl.collect import Cell, Settings, credit_step, groups_of, pay, play_step, problems_at
 from rollout.distribution import Sampling
 from tasks.talk import talk_task
 from tests import tiny
@@ -76,16 +76,19 @@ def test_a_frozen_partners_rows_are_there_paid_and_not_trained():
 
 def test_a_groups_grades_stand_under_their_turns():
     group = [tiny.episode(TASK, tiny.problem(), "wxyz", pair) for pair in [(0.25, 0.5), (0.75, 1.0)]]
-    got = group_of(group, TASK)
+    (got,) = groups_of(TASK, [group], 0.0, None)
     np.testing.assert_array_equal(got.correct_GU, [[np.nan, np.nan, 0.25, 0.5], [np.nan, np.nan, 0.75, 1.0]])
     np.testing.assert_array_equal(got.reads_UU, np.tril(np.ones((4, 4), bool), -1))
+    assert not got.notes_U.any() and got.round_U.tolist() == [0, 1, 2, 3]
 
 
-def test_collect_plays_every_cell_with_its_own_seed_and_task():
+def test_a_step_plays_every_cell_with_its_own_seed_and_task():
     """A step's keys are its cell's seed, the step, the problem and the chat; all of them differ."""
     cells = [Cell(TASK, "grpo", 17), Cell(talk_task("channel_off"), "grpo", 18)]
     policy, grader = tiny.ScriptedPolicy(cells=2), tiny.FakeGrader(lambda text, gold: float(text.startswith("e0")))
-    got = collect(policy, grader, cells, [PROBLEMS[:2], PROBLEMS[3:5]], 6, 4, Sampling(0.9))
+    settings = Settings(4, 1, 8, Sampling(0.9))
+    episodes = play_step(policy, grader, cells, [PROBLEMS[:2], PROBLEMS[3:5]], 6, settings)
+    got = credit_step(policy, grader, cells, episodes, 0.0, settings)
     assert len({r.row_id for r in policy.requests}) == len(policy.requests) == 2 * 2 * 4 * 4
     for cell, (name, seed) in enumerate([("channel_on", 17), ("channel_off", 18)]):
         rows = [r for call in policy.calls for r in call[cell]]

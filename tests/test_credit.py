@@ -11,7 +11,7 @@ READS = np.zeros((4, 4), bool)
 
 def chats(*pairs):
     """A, B, A, B: only the last two turns are graded."""
-    return Group(np.array([[N, N, a, b] for a, b in pairs]), READS)
+    return Group(np.array([[N, N, a, b] for a, b in pairs]), READS, np.zeros(4, bool), np.arange(4))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from eval.evaluate import EVAL_SEED, Evaluation, evaluate, format_estimate, summarise
-from rl.collect import Cell, collect
+from rl.collect import Cell, Settings, play_step
 from rollout.distribution import Sampling
 from rollout.episode import EVAL_STEP
 from tasks.base import Problem
@@ -92,7 +92,8 @@ def test_no_evaluation_shares_a_key_with_training():
     evaluated = {request.row_id for request in policy.requests}
     policy.calls.clear()
     for step in range(3):
-        collect(policy, tiny.FakeGrader(), [Cell(ON, "grpo", EVAL_SEED)], [PROBLEMS], step, 2, SAMPLING)
+        cells = [Cell(ON, "grpo", EVAL_SEED)]
+        play_step(policy, tiny.FakeGrader(), cells, [PROBLEMS], step, Settings(2, 1, 8, SAMPLING))
     trained = {request.row_id for request in policy.requests}
     assert len(evaluated) == 2 * 3 * 2 * 3 and len(trained) == 3 * 3 * 2 * 3
     assert not evaluated & trained and all(row.step >= EVAL_STEP for row in evaluated)

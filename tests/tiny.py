@@ -25,6 +25,9 @@ class ByteTokenizer:
     end_of_turn = (END,)
     base_vocab = 259
 
+    def encode_text(self, text):
+        return list(text.encode())
+
     def encode_chat(self, messages):
         out = []
         for message in messages:

@@ -1,0 +1,208 @@
+"""What readers make of other boards: re-readings and teacher-forced scores, for the rules that need them.
+
+A re-reading is an episode whose notes are given and whose readers are shown other sets of them; it runs in the same
+batched sampler as everything else. A set of notes is an integer, bit i for the i-th note.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from rl.board_credit import board_of, boards_needed
+from rl.credit import Group, Needs
+from rollout.distribution import Sampling
+from rollout.episode import Episode, EpisodePlan
+from rollout.play import play_graded
+from rollout.policy import Policy
+from rollout.scorer import Forced, score
+from tasks.base import Task
+from tasks.grading import Grader
+
+REREAD = 1 << 16
+"""Re-reading k of episode e is episode e + k * REREAD in a row's key, so it shares its luck with nothing else."""
+
+TEMPLATE = "The answer is \\boxed{"
+"""What stands before the gold when it is teacher-forced."""
+
+
+class Reading(NamedTuple):
+    """One cell's wish: its task, its episodes with their notes, and what its rule needs."""
+
+    task: Task
+    episodes: Sequence[Episode]
+    needs: Needs
+
+
+def measure(
+    policy: Policy,
+    grader: Grader,
+    readings_X: Sequence[Reading],
+    draws: int,
+    sampling: Sampling,
+    rows_at_once: int,
+) -> list[np.ndarray | None]:
+    """Per cell [E, U, 2^notes], what each reader makes of the boards its rule asks about; None if it asks nothing."""
+    out: list[np.ndarray | None] = [None] * len(readings_X)
+    boards_X = [_boards(reading, reading.needs) if reading.episodes else [] for reading in readings_X]
+    sampled = [bool(boards) and r.needs is not Needs.EVIDENCE for boards, r in zip(boards_X, readings_X, strict=True)]
+    forced = [bool(boards) and r.needs is Needs.EVIDENCE for boards, r in zip(boards_X, readings_X, strict=True)]
+    if any(sampled):
+        wanted = [boards if yes else [] for boards, yes in zip(boards_X, sampled, strict=True)]
+        for x, values in enumerate(read_again(policy, grader, readings_X, wanted, draws, 0, sampling)):
+            out[x] = values if sampled[x] else out[x]
+    if any(forced):
+        wanted = [boards if yes else [] for boards, yes in zip(boards_X, forced, strict=True)]
+        for x, values in enumerate(weigh_evidence(policy, readings_X, wanted, rows_at_once)):
+            out[x] = values if forced[x] else out[x]
+    return out
+
+
+def twice(
+    policy: Policy, grader: Grader, readings_X: Sequence[Reading], draws: int, sampling: Sampling, rows_at_once: int
+) -> list[list[tuple[np.ndarray, np.ndarray | None]]]:
+    """Two independent measurements of everything a rule's note credit is made of, from the same notes.
+
+    Per half and cell: ([E, U] readers' grades on their own boards, drawn afresh, and what `measure` would give).
+    """
+    halves = []
+    evidence = measure(policy, grader, [_only(r, Needs.EVIDENCE) for r in readings_X], draws, sampling, rows_at_once)
+    for half in (1, 2):
+        boards_X = [
+            _boards(r, r.needs if r.needs is not Needs.EVIDENCE else Needs.GRADES, own=True) for r in readings_X
+        ]
+        values_X = read_again(policy, grader, readings_X, boards_X, draws, half, sampling)
+        own_X = [_on_own_boards(r, values) for r, values in zip(readings_X, values_X, strict=True)]
+        measured_X = [
+            evidence[x] if r.needs is Needs.EVIDENCE else values_X[x] if r.needs is not Needs.GRADES else None
+            for x, r in enumerate(readings_X)
+        ]
+        halves.append(list(zip(own_X, measured_X, strict=True)))
+    return halves
+
+
+def read_again(
+    policy: Policy,
+    grader: Grader,
+    readings_X: Sequence[Reading],
+    boards_X: Sequence[list[tuple[int, ...]]],
+    draws: int,
+    part: int,
+    sampling: Sampling,
+) -> list[np.ndarray]:
+    """Per cell [E, U, 2^notes]: mean grade over `draws` readings. `boards_X[x]`: tuples of a board for each reader,
+    each tuple one re-reading of all readers. `part` keeps the draws of different measurements apart."""
+    plans_X, places_X = [], []
+    for reading, boards in zip(readings_X, boards_X, strict=True):
+        plans, places = [], []
+        for e, episode in enumerate(reading.episodes):
+            notes = {u: episode.utterances[u] for u in reading.task.notes}
+            for k, board in enumerate(boards):
+                task = showing(reading.task, board)
+                for draw in range(draws):
+                    number = 1 + (part * len(boards) + k) * draws + draw
+                    plans.append(again(episode.plan, task, number, notes))
+                    places.append((e, board))
+        plans_X.append(plans)
+        places_X.append(places)
+    played_X = play_graded(policy, grader, plans_X, sampling)
+    return [
+        _mean_grades(reading, places, played)
+        for reading, places, played in zip(readings_X, places_X, played_X, strict=True)
+    ]
+
+
+def weigh_evidence(
+    policy: Policy, readings_X: Sequence[Reading], boards_X: Sequence[list[tuple[int, ...]]], rows_at_once: int
+) -> list[np.ndarray]:
+    """Per cell [E, U, 2^notes]: log p(gold and the closing brace | the reader's prompt with that board, TEMPLATE)."""
+    rows_X, places_X = [], []
+    for reading, boards in zip(readings_X, boards_X, strict=True):
+        rows, places = [], []
+        for e, episode in enumerate(reading.episodes):
+            for board in boards:
+                task = showing(reading.task, board)
+                for reader, u in enumerate(task.answers):
+                    rows.append(_forced(policy, episode, task, u))
+                    places.append((e, u, board[reader]))
+        rows_X.append(rows)
+        places_X.append(places)
+    out = []
+    for reading, places, logps in zip(readings_X, places_X, score(policy, rows_X, rows_at_once), strict=True):
+        values = _empty(reading)
+        for place, logp in zip(places, logps, strict=True):
+            values[place] = float(np.sum(logp, dtype=np.float64))
+        out.append(values)
+    return out
+
+
+def showing(task: Task, board: tuple[int, ...]) -> Task:
+    """The task with its r-th reader shown the set of notes `board[r]`."""
+    turns = list(task.turns)
+    for reader, u in enumerate(task.answers):
+        shown = tuple(v for i, v in enumerate(task.notes) if board[reader] >> i & 1)
+        # In the order the reader would have met them, which is that of its own reads.
+        order = [v for v in task.turns[u].reads if v in shown] + [v for v in shown if v not in task.turns[u].reads]
+        turns[u] = dataclasses.replace(turns[u], reads=tuple(order))
+    return dataclasses.replace(task, turns=tuple(turns))
+
+
+def again(plan: EpisodePlan, task: Task, number: int, notes: dict) -> EpisodePlan:
+    """The `number`-th re-reading of an episode's notes."""
+    return dataclasses.replace(plan, task=task, episode=plan.episode + number * REREAD, given=notes)
+
+
+def _boards(reading: Reading, needs: Needs, own: bool = False) -> list[tuple[int, ...]]:
+    """Tuples of a board for each reader that together cover what is needed of every reader (and its own, if `own`)."""
+    group = _shape_of(reading.task)
+    needed = []
+    for u in reading.task.answers:
+        boards = boards_needed(group, u, needs)
+        full = board_of(group, u)
+        needed.append([full, *(b for b in boards if b != full)] if own else boards)
+    most = max(map(len, needed))
+    # A reader with fewer boards than another reads its last one again, and its mean is over more draws.
+    return [tuple(boards[min(k, len(boards) - 1)] for boards in needed) for k in range(most)] if most else []
+
+
+def _shape_of(task: Task) -> Group:
+    notes_U = np.array([turn.note for turn in task.turns])
+    return Group(np.zeros((1, len(task.turns))), task.reads_UU, notes_U, np.array([t.round for t in task.turns]))
+
+
+def _only(reading: Reading, needs: Needs) -> Reading:
+    return reading if reading.needs is needs else reading._replace(needs=Needs.GRADES)
+
+
+def _empty(reading: Reading) -> np.ndarray:
+    return np.full((len(reading.episodes), len(reading.task.turns), 1 << len(reading.task.notes)), np.nan)
+
+
+def _mean_grades(reading: Reading, places: list, played: Sequence[Episode]) -> np.ndarray:
+    values, counts = np.nan_to_num(_empty(reading)), np.zeros(_empty(reading).shape)
+    for (e, board), episode in zip(places, played, strict=True):
+        for reader, u in enumerate(reading.task.answers):
+            values[e, u, board[reader]] += episode.utterances[u].correct
+            counts[e, u, board[reader]] += 1
+    return np.where(counts > 0, values / np.maximum(counts, 1), np.nan)
+
+
+def _on_own_boards(reading: Reading, values: np.ndarray) -> np.ndarray:
+    group, own = _shape_of(reading.task), np.full(values.shape[:2], np.nan)
+    for u in reading.task.answers:
+        own[:, u] = values[:, u, board_of(group, u)]
+    return own
+
+
+def _forced(policy: Policy, episode: Episode, task: Task, u: int) -> Forced:
+    """Reader u's prompt, the template, and the gold with its closing brace."""
+    plan, tokenizer = episode.plan, policy.tokenizer
+    heard = {v: episode.utterances[v].text for v in task.turns[u].reads}
+    before = tokenizer.encode_text(TEMPLATE)
+    whole = tokenizer.encode_text(f"{TEMPLATE}{plan.problem.answer}}}")
+    # The template's last pieces may merge with the gold's first; what the two have in common is the prompt.
+    common = next((i for i, (a, b) in enumerate(zip(before, whole, strict=False)) if a != b), len(before))
+    prompt = [*tokenizer.encode_chat(task.render(plan.problem, u, heard)), *whole[:common]]
+    name = f"problem {plan.problem.id}, evidence for turn {u}"
+    return Forced(name, prompt, whole[common:], plan.adapter[task.turns[u].agent])

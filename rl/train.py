@@ -259,7 +259,7 @@ class Watcher:
         status = display.status(mean("reward"), mean("credit/flat_group_frac"), tokens / max(seconds, 1e-9))
         self.bar.update(self.line, completed=step + 1, status=status)
         every = self.config.show_every
-        if not self.console.is_terminal and (step % max(every, 1) == 0 or step + 1 == self.config.steps):
+        if not self.console.is_terminal and (step % (every or 10) == 0 or step + 1 == self.config.steps):
             done = step + 1 - self.first_step
             left = (time.perf_counter() - self.started) / done * (self.config.steps - step - 1)
             self.console.print(f"step {step + 1}/{self.config.steps}  {status}  {left:.0f} s left", markup=False)

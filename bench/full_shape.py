@@ -38,6 +38,7 @@ def config_of(args: argparse.Namespace) -> Config:
         tokenizer=args.tokenizer,
         data=args.data,
         seeds=tuple(args.seeds),
+        credit=tuple(args.credit),
         train_problems=args.problems,
         heldout_problems=1,
         max_prompt_tokens=args.max_prompt_tokens,
@@ -60,6 +61,9 @@ def one_step(study: Study, step: int) -> dict[str, float]:
     started = time.perf_counter()
     grader = CoinGrader()
     episodes_XPG = play_step(policy, grader, study.cells, problems_XP, step, study.settings)
+    played = time.perf_counter()
+    spent = {name: policy.seconds[name] - before[0][name] for name in policy.seconds}
+    decode_steps = policy.decode_steps - before[2]
     collected_X = credit_step(policy, grader, study.cells, episodes_XPG, 0.0, study.settings)
     collected = time.perf_counter()
     plan = pack([got.rows for got in collected_X], c.micro_rows, study.train_buckets)
@@ -67,19 +71,20 @@ def one_step(study: Study, step: int) -> dict[str, float]:
     study.state, stats = learner.update(study.state, plan.batches)
     study.policy.lora = study.state.lora
     updated = time.perf_counter()
-    spent = {name: policy.seconds[name] - before[0][name] for name in policy.seconds}
+    credit_compile = policy.seconds["compile"] - before[0]["compile"] - spent["compile"]
     update_compile = learner.seconds["compile"] - before[3]
-    decode_steps = policy.decode_steps - before[2]
+    compile_s = spent["compile"] + credit_compile + update_compile
     return {
         "step": step,
         "prefill_s": spent["prefill"],
         "decode_s": spent["decode"],
         "decode_ms_per_step": 1e3 * spent["decode"] / max(decode_steps, 1),
-        "text_s": collected - started - sum(spent.values()),
+        "text_s": played - started - sum(spent.values()),
+        "credit_s": collected - played - credit_compile,
         "pack_s": packed - collected,
         "update_s": updated - packed - update_compile,
-        "compile_s": spent["compile"] + update_compile,
-        "step_s": updated - started - spent["compile"] - update_compile,
+        "compile_s": compile_s,
+        "step_s": updated - started - compile_s,
         "sampled_tokens": policy.sampled_tokens - before[1],
         "padded_train_tokens": int(sum(b.tokens.size for b in plan.batches)),
         "live_rows": int(plan.live_rows_X.sum()),
@@ -93,6 +98,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="qwen2.5-1.5b", choices=sorted({preset for preset, _ in PRESETS}))
     parser.add_argument("--task", default="talk_to_solve", choices=sorted({task for _, task in PRESETS}))
+    parser.add_argument("--credit", nargs="*", default=[], help="credit rules; one cell for each rule and seed")
     parser.add_argument("--tokenizer", help="tokenizer directory or hub id")
     parser.add_argument("--data", default="openai/gsm8k", help="GSM8K directory or hub id")
     parser.add_argument("--seeds", type=int, nargs="+", default=[17], help="one cell each")

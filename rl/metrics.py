@@ -36,6 +36,8 @@ def step_metrics(
                 "reward": got.summary.reward,
                 "credit/flat_group_frac": got.summary.flat_group_frac,
                 "credit/mean_abs_advantage_by_turn": [float(v) for v in got.summary.mean_abs_U],
+                "credit/mean_abs_advantage_notes": mean_over(got.summary.mean_abs_U, cell.task.notes),
+                "credit/mean_abs_advantage_answers": mean_over(got.summary.mean_abs_U, cell.task.answers),
                 "credit/own_correct_correlation": got.summary.own_correlation,
                 "credit/flat_notes_frac": got.summary.flat_notes_frac,
                 "credit/split_half_reliability": reliable_X[x],
@@ -53,6 +55,11 @@ def step_metrics(
             }
         )
     return lines
+
+
+def mean_over(value_U: np.ndarray, turns: tuple[int, ...]) -> float | None:
+    """The mean over some turns; None for none."""
+    return float(value_U[list(turns)].mean()) if turns else None
 
 
 class Phases:

@@ -1,15 +1,19 @@
 """What a run found: its evaluations, each played once and kept, and results.json.
 
 results.json, schema 1: `task`, `config`, `base` {arm: metrics}, `cells` [{name, arm, credit, seed, steps, adapter,
-evaluations {trained, with_untrained_partner: metrics}}], `sampling`, `data`, `versions`, `device`, `seconds` by phase,
-`compiles` {shape: seconds}. Metrics are {name: {mean, low, high, n} or null}; intervals are 95%.
+diagnostics, evaluations {trained, with_untrained_partner: metrics}}], `sampling`, `data`, `versions`, `device`,
+`seconds` by phase, `compiles` {shape: seconds}. Metrics are {name: {mean, low, high, n} or null}; intervals are 95%.
 """
 
 import importlib.metadata
+import json
 import platform
 from typing import Any
 
+import numpy as np
+
 from eval.evaluate import Evaluation, evaluate, summarise
+from eval.stats import ratio_estimate
 from rl.config import to_json
 from rl.run_dir import RunDir
 from rl.stop import StopRequest
@@ -66,6 +70,31 @@ def play_unless_kept(
     stop.check(f"evaluated and kept; continue with --resume {run_dir.path}")
 
 
+DIAGNOSTICS = (
+    "reward",
+    "credit/flat_group_frac",
+    "credit/flat_notes_frac",
+    "credit/mean_abs_advantage_notes",
+    "credit/mean_abs_advantage_answers",
+    "credit/own_correct_correlation",
+    "credit/split_half_reliability",
+)
+
+
+def diagnostics(run_dir: RunDir, cell: str) -> dict[str, Any]:
+    """Means of a cell's credit diagnostics over the steps at which each was measured, with 95% intervals over steps.
+
+    Steps of one run depend on each other, so these intervals say how steady a number was, not how another run would be.
+    """
+    lines = [json.loads(line) for line in (run_dir.path / "metrics.jsonl").read_text().splitlines()]
+    found = {}
+    for name in DIAGNOSTICS:
+        values = np.array([line[name] for line in lines if line["cell"] == cell and line[name] is not None])
+        estimate = ratio_estimate(values, np.ones(len(values)))
+        found[name] = None if estimate is None else estimate._asdict()
+    return found
+
+
 def write_results(study: Study, run_dir: RunDir, seconds: dict[str, float], device: str) -> dict[str, Any]:
     """Gather everything into results.json and return it."""
     c = study.config
@@ -84,6 +113,7 @@ def write_results(study: Study, run_dir: RunDir, seconds: dict[str, float], devi
                 "seed": cell.seed,
                 "steps": int(study.state.step),
                 "adapter": f"adapters/{cell.name}",
+                "diagnostics": diagnostics(run_dir, cell.name),
                 "evaluations": {name: metrics for name, metrics in found.items() if metrics is not None},
             }
         )

@@ -107,28 +107,41 @@ class Policy:
         """
         if len(requests_X) != self.cells:
             raise ValueError(f"requests for {len(requests_X)} cells; the policy holds {self.cells}")
-        most = max(len(requests) for requests in requests_X)
         replies_X: list[list[Reply]] = [[] for _ in requests_X]
+        active, lora = self.active([bool(requests) for requests in requests_X])
+        most = max(len(requests) for requests in requests_X)
         start = 0
         while start < most:
             rows = next((r for r in self.row_buckets if r >= most - start), self.row_buckets[-1])
-            part_X = [requests[start : start + rows] for requests in requests_X]
-            for replies, part in zip(replies_X, self._sample_part(part_X, rows, sampling), strict=True):
-                replies.extend(part)
+            part_X = [requests_X[x][start : start + rows] for x in active]
+            for x, part in zip(active, self._sample_part(lora, part_X, rows, sampling), strict=True):
+                replies_X[x].extend(part)
             start += rows
         return replies_X
 
-    def _sample_part(self, part_X: list[Sequence[Request]], row_count: int, sampling: Sampling) -> list[list[Reply]]:
+    def active(self, busy_X: Sequence[bool]) -> tuple[list[int], Any]:
+        """The cells to run and their adapters: all of them, unless at least half have nothing to do (then the busy).
+
+        A smaller X is another shape to compile, which pays only where much would be computed for nothing.
+        """
+        busy = [x for x, yes in enumerate(busy_X) if yes]
+        if not busy or 2 * len(busy) > self.cells:
+            return list(range(self.cells)), self.lora
+        return busy, jax.tree.map(lambda leaf: leaf[np.array(busy)], self.lora)
+
+    def _sample_part(
+        self, lora: Any, part_X: list[Sequence[Request]], row_count: int, sampling: Sampling
+    ) -> list[list[Reply]]:
         prompt_slots = max(self._prompt_bucket(r) for part in part_X for r in part)
         most_new = max(r.max_tokens for part in part_X for r in part)
         new_slots = -(-most_new // REPLY_BUCKET) * REPLY_BUCKET
         rows = self._pad(part_X, row_count, prompt_slots)
         penalised = sampling.repetition_penalty != 1
-        run_prefill, run_decode = self._compiled(rows, new_slots, penalised, sampling)
+        run_prefill, run_decode = self._compiled(lora, rows, new_slots, penalised, sampling)
         started = time.perf_counter()
-        state = jax.block_until_ready(run_prefill(self.base, self.lora, rows))
+        state = jax.block_until_ready(run_prefill(self.base, lora, rows))
         prefilled = time.perf_counter()
-        state = run_decode(self.base, self.lora, rows, state, sampling.arrays(), self._allowed, self._ends)
+        state = run_decode(self.base, lora, rows, state, sampling.arrays(), self._allowed, self._ends)
         tokens, logp, counts, steps = jax.device_get((state.tokens, state.logp, state.counts, state.step))
         self.seconds["prefill"] += prefilled - started
         self.seconds["decode"] += time.perf_counter() - prefilled
@@ -166,7 +179,7 @@ class Policy:
                 ids[x, b] = request.row_id
         return Rows(*(jnp.asarray(a) for a in (tokens, lengths, caps, scale, ids)))
 
-    def _compiled(self, rows: Rows, new_slots: int, penalised: bool, sampling: Sampling) -> list[Compiled]:
+    def _compiled(self, lora: Any, rows: Rows, new_slots: int, penalised: bool, sampling: Sampling) -> list[Compiled]:
         def run_prefill(base, lora, rows):
             return prefill(self.graph, base, lora, rows, new_slots, penalised)
 
@@ -174,7 +187,7 @@ class Policy:
             return decode(self.graph, base, lora, rows, state, shape, allowed_V, ends_E)
 
         def lower() -> list[tuple[Lowered, bool]]:
-            args = (self.base, self.lora, rows)
+            args = (self.base, lora, rows)
             state = jax.eval_shape(run_prefill, *args)
             lowered_decode = jax.jit(run_decode, donate_argnums=3).lower(
                 *args, state, sampling.arrays(), self._allowed, self._ends

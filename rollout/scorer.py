@@ -75,16 +75,16 @@ class Forced(NamedTuple):
 
 def score(policy: Policy, rows_X: Sequence[Sequence[Forced]], rows_at_once: int) -> list[list[np.ndarray]]:
     """Log-probs [T] of each row's forced tokens, untempered, in the rows' places; `rows_at_once` a cell and call."""
-    most = max(map(len, rows_X))
     out_X: list[list[np.ndarray]] = [[] for _ in rows_X]
-    for start in range(0, most, rows_at_once):
-        part_X = [rows[start : start + rows_at_once] for rows in rows_X]
-        for out, part in zip(out_X, _score_part(policy, part_X, rows_at_once), strict=True):
-            out.extend(part)
+    active, lora = policy.active([bool(rows) for rows in rows_X])
+    for start in range(0, max(map(len, rows_X)), rows_at_once):
+        part_X = [rows_X[x][start : start + rows_at_once] for x in active]
+        for x, part in zip(active, _score_part(policy, lora, part_X, rows_at_once), strict=True):
+            out_X[x].extend(part)
     return out_X
 
 
-def _score_part(policy: Policy, part_X: list[Sequence[Forced]], row_count: int) -> list[list[np.ndarray]]:
+def _score_part(policy: Policy, lora: Any, part_X: list[Sequence[Forced]], row_count: int) -> list[list[np.ndarray]]:
     longest = max(len(r.prompt_tokens) + len(r.tokens) for part in part_X for r in part)
     forced = max(len(r.tokens) for part in part_X for r in part)
     forced = -(-forced // FORCED_BUCKET) * FORCED_BUCKET
@@ -101,7 +101,7 @@ def _score_part(policy: Policy, part_X: list[Sequence[Forced]], row_count: int) 
             tokens[x, b, :start], tokens[x, b, start:end] = row.prompt_tokens, row.tokens
             select[x, b, : end - start] = b * width + np.arange(start, end)
             scale[x, b] = row.scale * policy.lora_scale
-    args = (policy.base, policy.lora, tokens, select.reshape(len(part_X), -1), scale)
+    args = (policy.base, lora, tokens, select.reshape(len(part_X), -1), scale)
 
     def run(base, lora, tokens, select, scale):
         model = nnx.merge(policy.graph, base)

@@ -136,3 +136,15 @@ def test_bucket_ladder():
     assert bucket_ladder(160) == (64, 96, 128, 160)
     assert bucket_ladder(1280, 256) == (256, 384, 512, 768, 1024, 1280)
     assert bucket_ladder(40) == (64,)
+
+
+def test_idle_cells_are_left_out_and_change_nothing():
+    """With one busy cell of four, only that cell is run; its sample is what it was beside busy neighbours."""
+    policy = tiny.policy(tiny.adapters([0, 1, 2, 3]), compile_afresh=True)
+    one = [request("abc"), request("de", 1)]
+    (_, _, alone, _) = policy.sample([[], [], one, []], TRAIN)
+    assert [key[0] for key in policy.compiles] == [1]
+    (_, _, beside, _) = policy.sample([one] * 4, TRAIN)
+    for a, b in zip(alone, beside, strict=True):
+        np.testing.assert_array_equal(a.tokens, b.tokens)
+        np.testing.assert_allclose(a.logp, b.logp, atol=1e-5)

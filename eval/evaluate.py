@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from eval import board, talk
+from eval.arms import PROBLEM_METRICS
 from eval.stats import Estimate, ratio_estimate
 from rollout.distribution import Sampling
 from rollout.episode import EVAL_STEP, Episode, EpisodePlan
@@ -77,6 +78,18 @@ def summarise(episodes_PG: Sequence[Sequence[Episode]], grader: Grader) -> dict[
         results = talk.estimates(episodes_PG)
         results["agree_graded"] = _agree_graded(episodes_PG, grader)
     return {name: None if value is None else value._asdict() for name, value in results.items()}
+
+
+def by_problem(episodes_PG: Sequence[Sequence[Episode]]) -> dict[str, dict[str, float | None]]:
+    """{metric: {problem id: mean of its values, None where it has none}}: what arms are compared on."""
+    metrics = board.METRICS if board.is_board(episodes_PG[0][0].plan.task) else talk.METRICS
+    found: dict[str, dict[str, float | None]] = {}
+    for name in PROBLEM_METRICS:
+        if name in metrics:
+            values_P = [[value for episode in group for value in metrics[name](episode)] for group in episodes_PG]
+            ids = [group[0].problem_id for group in episodes_PG]
+            found[name] = {i: float(np.mean(v)) if v else None for i, v in zip(ids, values_P, strict=True)}
+    return found
 
 
 def _agree_graded(episodes_PG: Sequence[Sequence[Episode]], grader: Grader) -> Estimate | None:

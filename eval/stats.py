@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.stats import bootstrap
+from scipy.stats import t as student_t
 
 BOOTSTRAP_DRAWS = 2000
 BOOTSTRAP_SEED = 0
@@ -48,3 +49,103 @@ def ratio_estimate(total_P: np.ndarray, count_P: np.ndarray) -> Estimate | None:
         rng=np.random.default_rng(BOOTSTRAP_SEED),
     ).confidence_interval
     return Estimate(mean, float(interval.low), float(interval.high), n)
+
+
+class Comparison(NamedTuple):
+    """Arm `a` minus arm `b`: `delta` of arm means with its 95% interval; `problem_low/high`: the part of the interval
+    that comes from the choice of problems; `seeds` in each arm; `verdict`, see `verdict`."""
+
+    delta: float
+    low: float
+    high: float
+    problem_low: float
+    problem_high: float
+    seeds: int
+    verdict: str
+
+
+def paired_interval(delta_P: np.ndarray) -> tuple[float, float]:
+    """95% percentile interval of the mean of paired differences, from resampling problems."""
+    delta_P = np.asarray(delta_P, np.float64)
+    if delta_P.size < 2 or np.ptp(delta_P) == 0:
+        return float(delta_P.mean()), float(delta_P.mean())
+    interval = bootstrap(
+        (delta_P,),
+        np.mean,
+        n_resamples=BOOTSTRAP_DRAWS,
+        method="percentile",
+        rng=np.random.default_rng(BOOTSTRAP_SEED),
+    ).confidence_interval
+    return float(interval.low), float(interval.high)
+
+
+def seed_half_width(means_S: np.ndarray, *others_S: np.ndarray) -> float:
+    """t(df) * sqrt(sum of sd^2 / n) over arms of seeds' means, df = sum of (n - 1); 0 for single seeds."""
+    arms = [np.asarray(means, np.float64) for means in (means_S, *others_S)]
+    degrees = sum(arm.size - 1 for arm in arms)
+    if degrees == 0:
+        return 0.0
+    variance = sum(arm.var(ddof=1) / arm.size for arm in arms if arm.size > 1)
+    return float(student_t.ppf(0.975, degrees) * np.sqrt(variance))
+
+
+def over_seeds(value_SP: np.ndarray) -> Estimate:
+    """The mean over seeds and problems; its half-width joins the problems' and the seeds' in quadrature (SPEC 5)."""
+    value_SP = _checked(value_SP, "values")
+    mean = float(value_SP.mean())
+    low, high = paired_interval(value_SP.mean(axis=0))
+    seeds = seed_half_width(value_SP.mean(axis=1))
+    return Estimate(mean, mean - np.hypot(mean - low, seeds), mean + np.hypot(high - mean, seeds), value_SP.size)
+
+
+def compare(a_SP: np.ndarray, b_SP: np.ndarray, noise_band: float | None = None) -> Comparison:
+    """Two arms on the same problems, row s one seed: paired by problem, and across seeds.
+
+    half-width = sqrt(h_problem^2 + t(df)^2 * sum of seed sd^2 / n) (SPEC 5), on each side. Raises ValueError unless
+    both arms have every problem; a missing value is never dropped.
+    """
+    a_SP, b_SP = _checked(a_SP, "a"), _checked(b_SP, "b")
+    if a_SP.shape[1] != b_SP.shape[1]:
+        raise ValueError(f"the arms have {a_SP.shape[1]} and {b_SP.shape[1]} problems; a pair needs the same ones")
+    delta_P = a_SP.mean(axis=0) - b_SP.mean(axis=0)
+    delta = float(delta_P.mean())
+    problem_low, problem_high = paired_interval(delta_P)
+    seeds = seed_half_width(a_SP.mean(axis=1), b_SP.mean(axis=1))
+    low, high = delta - np.hypot(delta - problem_low, seeds), delta + np.hypot(problem_high - delta, seeds)
+    fewest = min(len(a_SP), len(b_SP))
+    said = verdict(delta, (problem_low, problem_high), (low, high), fewest, noise_band)
+    return Comparison(delta, float(low), float(high), problem_low, problem_high, fewest, said)
+
+
+def noise_band(base_R: np.ndarray, n_a: int, n_b: int) -> float | None:
+    """How far two arms of n_a and n_b evaluations differ by sampling alone: t(R - 1) * sd * sqrt(1/n_a + 1/n_b).
+
+    `base_R`: the untrained base's mean in R evaluations with fresh draws. None for R < 2.
+    """
+    base_R = np.asarray(base_R, np.float64)
+    if base_R.size < 2:
+        return None
+    return float(student_t.ppf(0.975, base_R.size - 1) * base_R.std(ddof=1) * np.sqrt(1 / n_a + 1 / n_b))
+
+
+def verdict(
+    delta: float, problems: tuple[float, float], both: tuple[float, float], seeds: int, band: float | None
+) -> str:
+    """`moved`: both intervals clear 0 and the delta exceeds the noise band (if measured); `moved the wrong way`: the
+    same, below 0; `flat`: not; `unresolved`: fewer than 2 seeds."""
+    if seeds < 2:
+        return "unresolved"
+    if min(problems[0], both[0]) > 0 and delta > (band or 0):
+        return "moved"
+    if max(problems[1], both[1]) < 0 and -delta > (band or 0):
+        return "moved the wrong way"
+    return "flat"
+
+
+def _checked(value_SP: np.ndarray, name: str) -> np.ndarray:
+    value_SP = np.asarray(value_SP, np.float64)
+    if value_SP.ndim != 2 or 0 in value_SP.shape:
+        raise ValueError(f"{name} has shape {value_SP.shape}; it needs [seeds, problems]")
+    if not np.isfinite(value_SP).all():
+        raise ValueError(f"{name} misses {int((~np.isfinite(value_SP)).sum())} of {value_SP.size} values")
+    return value_SP

@@ -119,6 +119,8 @@ class Config:
     """Tokens kept in evaluation; 0 is off."""
     eval_repetition_penalty: float = 1.0
     """Repetition penalty in evaluation; 1 is off."""
+    base_evaluations: int = 1
+    """Evaluations of the untrained base, each with fresh draws; 3 measure how far two evaluations differ by luck."""
     eval_episodes: int = 2
     """Episodes of each held-out problem in an evaluation."""
     eval_rows: int = 0
@@ -204,7 +206,8 @@ def check(config: Config) -> None:
             raise ConfigError(f"--{name} must name at least one value and none twice; got {list(values)}")
     positive = (
         "rank steps problems_per_step episodes_per_problem message_tokens answer_tokens max_prompt_tokens micro_rows "
-        "rereads train_problems heldout_problems checkpoint_every episodes_every eval_episodes normalisation_chunks"
+        "rereads train_problems heldout_problems checkpoint_every episodes_every "
+        "base_evaluations eval_episodes normalisation_chunks"
     )
     for name in positive.split():
         if getattr(config, name) < 1:

@@ -1,8 +1,9 @@
 """What a run found: its evaluations, each played once and kept, and results.json.
 
 results.json, schema 1: `task`, `config`, `base` {arm: metrics}, `cells` [{name, arm, credit, seed, steps, adapter,
-diagnostics, evaluations {trained, with_untrained_partner: metrics}}], `sampling`, `data`, `versions`, `device`,
-`seconds` by phase, `compiles` {shape: seconds}. Metrics are {name: {mean, low, high, n} or null}; intervals are 95%.
+diagnostics, evaluations {trained, with_untrained_partner: metrics}}], `arms` (eval.arms: across seeds), `sampling`,
+`data`, `versions`, `device`, `seconds` by phase, `compiles` {shape: seconds}. Metrics are {name: {mean, low, high, n} or
+null}; intervals are 95%.
 """
 
 import importlib.metadata
@@ -12,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from eval.evaluate import Evaluation, evaluate, summarise
+from eval.arms import compare_arms
+from eval.evaluate import Evaluation, by_problem, evaluate, summarise
 from eval.stats import ratio_estimate
 from rl.config import to_json
 from rl.run_dir import RunDir
@@ -26,11 +28,17 @@ PACKAGES = "jax jaxlib flax optax orbax-checkpoint transformers tokenizers datas
 
 
 def evaluate_base(study: Study, grader: Grader, run_dir: RunDir, stop: StopRequest) -> None:
-    """The untrained base in every arm."""
+    """The untrained base in every arm, as often as the config says, each time with fresh draws."""
     evaluations = [
-        Evaluation(f"base-{arm}", task, None, (0.0,) * len(task.agents)) for arm, task in study.tasks.items()
+        Evaluation(base_name(arm, repeat), task, None, (0.0,) * len(task.agents), repeat)
+        for arm, task in study.tasks.items()
+        for repeat in range(study.config.base_evaluations)
     ]
     play_unless_kept(study, grader, run_dir, stop, evaluations)
+
+
+def base_name(arm: str, repeat: int) -> str:
+    return f"base-{arm}" + (f"-again-{repeat}" if repeat else "")
 
 
 def evaluate_trained(study: Study, grader: Grader, run_dir: RunDir, stop: StopRequest) -> None:
@@ -66,8 +74,17 @@ def play_unless_kept(
     played = evaluate(study.policy, grader, evaluations, study.problems.heldout, c.eval_episodes, study.eval_sampling)
     for item, episodes_PG in zip(evaluations, played, strict=True):
         flat = [episode for group in episodes_PG for episode in group]
-        run_dir.save_evaluation(item.name, summarise(episodes_PG, grader), flat)
+        kept = {"metrics": summarise(episodes_PG, grader), "problems": by_problem(episodes_PG)}
+        run_dir.save_evaluation(item.name, kept, flat)
     stop.check(f"evaluated and kept; continue with --resume {run_dir.path}")
+
+
+def _base_values(study: Study, run_dir: RunDir) -> list[dict[str, Any]]:
+    """The base's repeated evaluations in the first arm, a metric and problem."""
+    arm = next(iter(study.tasks))
+    return [
+        run_dir.load_evaluation(base_name(arm, repeat))["problems"] for repeat in range(study.config.base_evaluations)
+    ]
 
 
 DIAGNOSTICS = (
@@ -100,11 +117,12 @@ def write_results(study: Study, run_dir: RunDir, seconds: dict[str, float], devi
     c = study.config
     compiles = {"x".join(map(str, k)): s for k, s in study.policy.compiles.items()}
     compiles = {f"sample {k}": s for k, s in compiles.items()} | study.learner.compiles
-    base, cells = {}, []
+    base, cells, trained = {}, [], []
     if c.evaluate:
-        base = {arm: run_dir.load_evaluation(f"base-{arm}") for arm in study.tasks}
+        base = {arm: run_dir.load_evaluation(base_name(arm, 0))["metrics"] for arm in study.tasks}
     for cell in study.cells:
         found = {name: run_dir.load_evaluation(f"{cell.name}-{name}") for name in ("trained", "with_untrained_partner")}
+        trained.append(found["trained"]["problems"] if found["trained"] else None)
         cells.append(
             {
                 "name": cell.name,
@@ -114,7 +132,7 @@ def write_results(study: Study, run_dir: RunDir, seconds: dict[str, float], devi
                 "steps": int(study.state.step),
                 "adapter": f"adapters/{cell.name}",
                 "diagnostics": diagnostics(run_dir, cell.name),
-                "evaluations": {name: metrics for name, metrics in found.items() if metrics is not None},
+                "evaluations": {name: kept["metrics"] for name, kept in found.items() if kept is not None},
             }
         )
     results = {
@@ -123,6 +141,7 @@ def write_results(study: Study, run_dir: RunDir, seconds: dict[str, float], devi
         "config": to_json(c),
         "base": base,
         "cells": cells,
+        "arms": compare_arms(cells, trained, _base_values(study, run_dir)) if c.evaluate else [],
         "sampling": {"train": vars(study.train_sampling), "evaluation": vars(study.eval_sampling)},
         "data": {
             "fingerprint": study.problems.fingerprint,

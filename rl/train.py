@@ -103,6 +103,8 @@ def run(config: Config, resuming: bool, console: Console) -> None:
         run_dir.gather_episodes(training_bytes)
     if config.evaluate:
         console.print(display.results_table(results))
+        if len(results["arms"]) > 1:
+            console.print(display.arms_table(results["arms"]))
     console.print(display.seconds_table(results["seconds"], results["compiles"]))
     console.print(f"saved: {path}/results.json, adapters/, metrics.jsonl, episodes.jsonl, checkpoints/", markup=False)
 

@@ -201,7 +201,7 @@ BAD = [
         for name in (
             "rank steps problems_per_step episodes_per_problem message_tokens answer_tokens max_prompt_tokens "
             "micro_rows train_problems heldout_problems checkpoint_every episodes_every eval_episodes "
-            "normalisation_chunks"
+            "normalisation_chunks rereads base_evaluations"
         ).split()
     ],
     ({"show_every": -1}, "--show-every is -1"),

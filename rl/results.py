@@ -2,8 +2,8 @@
 
 results.json, schema 1: `task`, `config`, `base` {arm: metrics}, `cells` [{name, arm, credit, seed, steps, adapter,
 diagnostics, evaluations {trained, with_untrained_partner: metrics}}], `arms` (eval.arms: across seeds), `sampling`,
-`data`, `versions`, `device`, `seconds` by phase, `compiles` {shape: seconds}. Metrics are {name: {mean, low, high, n} or
-null}; intervals are 95%.
+`data`, `versions`, `device`, `seconds` by phase, `compiles` {shape: seconds}. Metrics are {name: {mean, low, high, n}
+or null}; intervals are 95%.
 """
 
 import importlib.metadata

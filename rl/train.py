@@ -85,6 +85,7 @@ def run(config: Config, resuming: bool, console: Console) -> None:
         resumed_at = restore(study, run_dir, console) if resuming else 0
         console.print(display.header(study, device(), str(path)))
         if config.evaluate:
+            console.print(f"evaluating the untrained base on {len(study.problems.heldout):,} held-out problems")
             with phases("evaluate base"):
                 evaluate_base(study, grader, run_dir, stop)
         try:
@@ -95,6 +96,7 @@ def run(config: Config, resuming: bool, console: Console) -> None:
         save_adapters(study, run_dir)
         training_bytes = run_dir.sizes()["episodes.jsonl"]
         if config.evaluate:
+            console.print(f"evaluating {len(study.cells)} trained cells")
             with phases("evaluate trained"):
                 evaluate_trained(study, grader, run_dir, stop)
         phases.add("compile", study.policy.seconds["compile"] + study.learner.seconds["compile"])

@@ -14,8 +14,15 @@ from model.config import ModelConfig
 
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
-Lora = list[dict[str, dict[str, jax.Array]]]
-"""lora[layer][linear] = {"a": [in, R], "b": [R, out]}, fp32; a study's has X in front of each."""
+Lora = dict[str, dict[str, jax.Array]]
+"""lora[linear] = {"a": [N, in, R], "b": [N, R, out]}, fp32, N layers; a study's has X in front of each.
+
+Layers are stacked, so that an adapter is 14 arrays however deep the model is: what an optimiser compiles, a checkpoint
+writes and a training pass loops over.
+"""
+
+LayerLora = dict[str, dict[str, jax.Array]]
+"""One layer's: {linear: {"a": [in, R], "b": [R, out]}}."""
 
 
 @dataclass(frozen=True)
@@ -47,17 +54,25 @@ def linear_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
 def init_lora(key: jax.Array, config: ModelConfig, lora: LoraConfig) -> Lora:
     """A fresh adapter of one cell: A uniform in ±1/sqrt(inputs), B zero, so it changes nothing yet."""
 
-    shapes = linear_shapes(config)
-
-    def every_layer(index: int, inputs: int) -> jax.Array:
+    adapter = {}
+    for index, (name, (inputs, outputs)) in enumerate(linear_shapes(config).items()):
         bound = inputs**-0.5
-        # One draw for all layers: 28 layers of seven draws each take XLA a minute to compile for a GPU.
         key_of = jax.random.fold_in(key, index)
-        return jax.random.uniform(key_of, (config.layers, inputs, lora.rank), jnp.float32, -bound, bound)
+        a = jax.random.uniform(key_of, (config.layers, inputs, lora.rank), jnp.float32, -bound, bound)
+        adapter[name] = {"a": a, "b": jnp.zeros((config.layers, lora.rank, outputs), jnp.float32)}
+    return adapter
 
-    a = {name: every_layer(index, shapes[name][0]) for index, name in enumerate(LINEARS)}
-    b = {name: jnp.zeros((lora.rank, shapes[name][1]), jnp.float32) for name in LINEARS}
-    return [{name: {"a": a[name][layer], "b": b[name]} for name in LINEARS} for layer in range(config.layers)]
+
+def by_layer(lora: Lora, axis: int = 0) -> list[LayerLora]:
+    """The layers' adapters one by one; `axis` is where the layers are (1 behind a cell axis)."""
+    layers = jax.tree.leaves(lora)[0].shape[axis]
+    take = [(slice(None),) * axis + (layer,) for layer in range(layers)]
+    return [jax.tree.map(lambda leaf, at=at: leaf[at], lora) for at in take]
+
+
+def stacked(layers: list[LayerLora]) -> Lora:
+    """The inverse of `by_layer`."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)
 
 
 def lora_update(x: jax.Array, adapter: dict[str, jax.Array], scale: jax.Array) -> jax.Array:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from model.config import ModelConfig
-from model.lora import LINEARS, Lora, LoraConfig, linear_shapes
+from model.lora import LINEARS, Lora, LoraConfig, by_layer, linear_shapes, stacked
 from model.weights import (
     FLOATS,
     WeightsError,
@@ -42,7 +42,7 @@ def save_adapter(directory: Path, lora: Lora, settings: LoraConfig, base_name: s
     WeightsError when the arrays are not one cell's of rank `settings.rank`.
     """
     tensors = {}
-    for layer, adapters in enumerate(lora):
+    for layer, adapters in enumerate(by_layer(lora)):
         for linear, adapter in adapters.items():
             a, b = (np.asarray(adapter[side], np.float32) for side in SIDES)
             if a.ndim != 2 or b.ndim != 2 or a.shape[1] != settings.rank or b.shape[0] != settings.rank:
@@ -95,7 +95,7 @@ def load_adapter(directory: Path, config: ModelConfig) -> tuple[Lora, LoraConfig
                 return jnp.zeros(shape, jnp.float32)
             return jnp.asarray(handle.get_tensor(name).T.astype(np.float32))
 
-        lora = [
+        layers = [
             {
                 linear: {
                     "a": side(layer, linear, "a", (inputs, settings.rank)),
@@ -105,7 +105,7 @@ def load_adapter(directory: Path, config: ModelConfig) -> tuple[Lora, LoraConfig
             }
             for layer in range(config.layers)
         ]
-    return lora, settings
+    return stacked(layers), settings
 
 
 def _key(layer: int, linear: str, side: str) -> str:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from model.config import ModelConfig
-from model.lora import Lora, lora_update
+from model.lora import LayerLora, Lora, by_layer, lora_update
 
 Cache = list[tuple[jax.Array, jax.Array]]
 """cache[layer] = (keys [B, K, S, C], values [B, K, S, C]): S next to C, as attention reads it."""
@@ -129,7 +129,7 @@ class Qwen2(nnx.Module):
         tokens_BT: jax.Array,
         positions_BT: jax.Array,
         mask_BTS: jax.Array,
-        lora: Lora | None = None,
+        lora: Lora | list[LayerLora] | None = None,
         scale_B: jax.Array | None = None,
         cache: Cache | None = None,
         slot: jax.Array | int = 0,
@@ -137,8 +137,9 @@ class Qwen2(nnx.Module):
     ) -> tuple[jax.Array, Cache | None]:
         """Final hidden states [B, T, D], and the cache with these tokens written at `slot`...`slot + T - 1`.
 
-        `mask_BTS` bool: may token t see slot s (without a cache S is T). `lora` is one cell's tree; `scale_B` fp32 is
-        alpha / rank for rows that use it and 0 for the untrained base. `remat` recomputes each layer in the backward.
+        `mask_BTS` bool: may token t see slot s (without a cache S is T). `lora` is one cell's, or a list of its layers;
+        `scale_B` fp32 is alpha / rank for rows that use it and 0 for the untrained base. `remat` recomputes each layer
+        in the backward pass.
         """
         batch, steps = tokens_BT.shape
         x = self.embed_tokens[...][tokens_BT.reshape(-1)]
@@ -147,7 +148,7 @@ class Qwen2(nnx.Module):
         if cache is None and len(self.layers) >= SCAN_FROM:
             x = self._scan_layers(x, rope, mask_BTS, lora, scale, remat)
             return self.norm(x).reshape(batch, steps, self.config.width), None
-        out = []
+        out, adapters = [], by_layer(lora) if isinstance(lora, dict) else lora
         for index, block in enumerate(self.layers):
             graph, weights = nnx.split(block)
 
@@ -157,7 +158,7 @@ class Qwen2(nnx.Module):
             if remat:
                 apply = jax.checkpoint(apply)
             x, layer_cache = apply(
-                weights, x, rope, mask_BTS, lora and lora[index], scale, cache[index] if cache is not None else None
+                weights, x, rope, mask_BTS, adapters and adapters[index], scale, cache and cache[index]
             )
             out.append(layer_cache)
         x = self.norm(x).reshape(batch, steps, self.config.width)
@@ -169,13 +170,12 @@ class Qwen2(nnx.Module):
         parts = [nnx.split(block) for block in self.layers]
         graph = parts[0][0]
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(weights for _, weights in parts))
-        adapters = None if lora is None else jax.tree.map(lambda *leaves: jnp.stack(leaves), *lora)
 
         def layer(x, args):
             weights, adapter = args
             return nnx.merge(graph, weights)(x, rope, mask_BTS, adapter, scale, None, 0)[0], None
 
-        return jax.lax.scan(jax.checkpoint(layer) if remat else layer, x, (stacked, adapters))[0]
+        return jax.lax.scan(jax.checkpoint(layer) if remat else layer, x, (stacked, lora))[0]
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """[..., D] -> [..., V] in fp32."""

@@ -174,7 +174,7 @@ def save_merged(directory: Path, config: ModelConfig, params: nnx.State, lora: L
     def merge(path: Path_, array: np.ndarray) -> np.ndarray:
         if len(path) != 5 or path[-1] != "weight":  # ("layers", layer, block, linear, "weight")
             return array
-        adapter = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), lora[path[1]][path[3]])
+        adapter = jax.tree.map(lambda leaf: np.asarray(leaf[path[1]], np.float32), lora[path[3]])
         return array.astype(np.float32) + np.float32(scale) * (adapter["a"] @ adapter["b"])
 
     dtype = jax.tree.leaves(params)[0].dtype

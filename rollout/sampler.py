@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from model.lora import by_layer
 from model.qwen2 import Cache, init_cache
 from rollout.distribution import Shape, penalise, shaped_logits, token_logp
 
@@ -131,6 +132,7 @@ def decode(
     keys = row_keys(rows.ids)
     pad = prompt_slots - rows.lengths
     slots_S = jnp.arange(prompt_slots + new_slots)
+    layers = by_layer(lora, axis=1)  # here, so that the loop doesn't take the stack apart at every token
 
     def any_row_runs(state: Decoding) -> jax.Array:
         return ~state.done.all() & (state.step < new_slots)
@@ -154,7 +156,7 @@ def decode(
             )
             return hidden[:, 0], cache
 
-        hidden, cache = over_cells(forward)(lora, token, slot - pad, mask_XBS, rows.scale, state.cache)
+        hidden, cache = over_cells(forward)(layers, token, slot - pad, mask_XBS, rows.scale, state.cache)
         return Decoding(
             step=state.step + 1,
             cache=cache,

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from model.config import ModelConfig
-from model.lora import LINEARS, LoraConfig, init_lora, linear_shapes, lora_update, parameters
+from model.lora import LINEARS, LoraConfig, by_layer, init_lora, linear_shapes, lora_update, parameters
 from model.qwen2 import Qwen2
 
 TINY = ModelConfig(vocab=50, width=16, layers=2, heads=4, kv_heads=2, head_dim=6, mlp=24)
@@ -44,7 +44,7 @@ def test_init(model):
     """A is uniform in ±1/sqrt(inputs) and differs everywhere; B is zero, so the base is unchanged."""
     lora = init_lora(jax.random.key(0), TINY, SETTINGS)
     seen = set()
-    for adapters in lora:
+    for adapters in by_layer(lora):
         for name, (inputs, outputs) in linear_shapes(TINY).items():
             a, b = adapters[name]["a"], adapters[name]["b"]
             assert a.shape == (inputs, 3) and b.shape == (3, outputs) and a.dtype == b.dtype == jnp.float32
@@ -71,7 +71,7 @@ def test_adapter_equals_merged_weights(model):
     for layer, block in enumerate(merged.layers):
         for name in LINEARS:
             linear = getattr(block.self_attn if name[0] in "qkvo" else block.mlp, name)
-            linear.weight[...] += SETTINGS.scale * lora[layer][name]["a"] @ lora[layer][name]["b"]
+            linear.weight[...] += SETTINGS.scale * lora[name]["a"][layer] @ lora[name]["b"][layer]
     np.testing.assert_allclose(states(model, lora, (2.0, 2.0)), states(merged), atol=1e-5)
 
 
@@ -100,5 +100,5 @@ def test_counts_and_types():
     lora = init_lora(jax.random.key(0), TINY, SETTINGS)
     assert parameters(TINY, SETTINGS) == sum(leaf.size for leaf in jax.tree.leaves(lora))
     assert LoraConfig().scale == 2.0
-    update = lora_update(jnp.ones((2, 16), jnp.bfloat16), lora[0]["q_proj"], jnp.ones(2))
+    update = lora_update(jnp.ones((2, 16), jnp.bfloat16), by_layer(lora)[0]["q_proj"], jnp.ones(2))
     assert update.dtype == jnp.bfloat16

@@ -42,8 +42,8 @@ def test_an_adapter_of_some_linears_has_zeros_elsewhere(adapter):
     file = adapter / "adapter_model.safetensors"
     save_file({name: array for name, array in load_file(file).items() if "q_proj" in name}, file)
     lora, _ = load_adapter(adapter, CONFIG)
-    assert lora[1]["q_proj"]["b"].any() and not lora[1]["up_proj"]["a"].any() and not lora[1]["up_proj"]["b"].any()
-    assert lora[1]["up_proj"]["a"].shape == (24, 3)
+    assert lora["q_proj"]["b"][1].any() and not lora["up_proj"]["a"].any() and not lora["up_proj"]["b"].any()
+    assert lora["up_proj"]["a"][1].shape == (24, 3)
 
 
 @pytest.mark.parametrize(

@@ -129,17 +129,17 @@ def results_table(results: dict[str, Any]) -> RenderableType:
 def arms_table(arms: list[dict[str, Any]]) -> RenderableType:
     """Every (arm, credit rule) across its seeds, and its difference from the first."""
     table = Table(title="across seeds: mean and 95% interval (problems and seeds)", title_justify="left")
-    for name in ("rule", "seeds", "team solves it", "against the first", "verdict"):
-        table.add_column(name, no_wrap=name != "rule")
+    for name in ("rule", "seeds", "team solves it", "against the first"):
+        table.add_column(name, no_wrap=True)
     for entry in arms:
         against = entry.get("against_first")
-        delta = "" if against is None else f"{against['delta']:+.2f} [{against['low']:+.2f}, {against['high']:+.2f}]"
         table.add_row(
-            f"{entry['arm']} {entry['credit']}",
+            f"{entry['arm']}\n{entry['credit']}",
             str(len(entry["seeds"])),
             format_estimate(entry["metrics"]["pass_at_1"]),
-            delta,
-            "" if against is None else against["verdict"],
+            ""
+            if against is None
+            else f"{against['delta']:+.2f} [{against['low']:+.2f}, {against['high']:+.2f}]\n{against['verdict']}",
         )
     return table
 

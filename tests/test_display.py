@@ -112,3 +112,11 @@ def test_labels_of_a_results_file():
     cell = {"arm": "on", "credit": "grpo", "seed": 17, "evaluations": {"with_untrained_partner": {}}}
     labels = [label.split("\n") for label, _ in display.rows_of({"base": {"on": {}}, "cells": [cell]})]
     assert labels == [["on", "untrained"], ["on", "grpo 17", "untrained partner"]]
+
+
+def test_arms_show_their_difference_and_verdict():
+    against = {"delta": 0.44, "low": 0.36, "high": 0.52, "verdict": "moved"}
+    first = {"arm": "ring", "credit": "readers_only", "seeds": [1, 2], "metrics": {"pass_at_1": estimate(0.3)}}
+    plain = rendered(display.arms_table([first, first | {"credit": "rescue", "against_first": against}]))
+    assert "+0.44 [+0.36, +0.52]" in plain and "moved" in plain and plain.count("0.30 [0.25, 0.35]") == 2
+    assert max(map(len, plain.splitlines())) <= 80

@@ -53,7 +53,6 @@ def linear_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
 
 def init_lora(key: jax.Array, config: ModelConfig, lora: LoraConfig) -> Lora:
     """A fresh adapter of one cell: A uniform in ±1/sqrt(inputs), B zero, so it changes nothing yet."""
-
     adapter = {}
     for index, (name, (inputs, outputs)) in enumerate(linear_shapes(config).items()):
         bound = inputs**-0.5

@@ -32,7 +32,8 @@ class Linear(nnx.Module):
 
     def __call__(self, x: jax.Array, adapter: dict[str, jax.Array] | None, scale: jax.Array | None) -> jax.Array:
         """[M, in] -> [M, out] in x's type; `scale` [M] goes with `adapter`."""
-        # The product accumulates in fp32 and is rounded once; an fp32 result would double a large batch's traffic.
+        # The product accumulates in fp32; product, bias and adapter are each rounded to x's type, as PEFT does, since
+        # fp32 results would double a large batch's traffic. Nothing is rounded in fp32.
         y = jnp.dot(x, self.weight[...])
         if self.bias is not None:
             y = y + self.bias[...][None]

@@ -7,7 +7,7 @@ import numpy as np
 
 from rl.batch import Row
 from rl.credit import Credit, CreditSummary, Group, Needs, correlation, summarise
-from rl.reread import Reading, measure, twice
+from rl.reread import Reading, measure, shape_of, twice
 from rl.rules import CREDITS
 from rollout.distribution import Sampling
 from rollout.episode import Episode, EpisodePlan
@@ -135,19 +135,11 @@ def groups_of(
     task: Task, episodes_PG: list[list[Episode]], progress: float, measured: np.ndarray | None
 ) -> list[Group]:
     """The grades of each problem's episodes as arrays, and what was measured of them."""
-    groups, start = [], 0
+    groups, start, shape = [], 0, shape_of(task)
     for episodes in episodes_PG:
         correct_GU = np.array([[np.nan if u.correct is None else u.correct for u in e.utterances] for e in episodes])
-        groups.append(
-            Group(
-                correct_GU=correct_GU,
-                reads_UU=task.reads_UU,
-                notes_U=np.array([turn.note for turn in task.turns]),
-                round_U=np.array([turn.round for turn in task.turns]),
-                progress=progress,
-                by_board_GUS=None if measured is None else measured[start : start + len(episodes)],
-            )
-        )
+        by_board = None if measured is None else measured[start : start + len(episodes)]
+        groups.append(shape._replace(correct_GU=correct_GU, progress=progress, by_board_GUS=by_board))
         start += len(episodes)
     return groups
 
@@ -166,7 +158,7 @@ def reliability(
         reading_of(cell, got.episodes_PG if asked else [], CREDITS[cell.credit].needs)
         for cell, got, asked in zip(cells, collected_X, asked_X, strict=True)
     ]
-    halves = twice(policy, grader, readings_X, settings.draws, settings.sampling, settings.rows_at_once)
+    halves = twice(policy, grader, readings_X, settings.draws, settings.sampling)
     found: list[float | None] = []
     for x, (cell, got) in enumerate(zip(cells, collected_X, strict=True)):
         credit = [note_credit(cell, got.groups_P, *half[x]) for half in halves] if asked_X[x] else None
@@ -175,13 +167,15 @@ def reliability(
 
 
 def note_credit(cell: Cell, groups_P: Sequence[Group], own_EU: np.ndarray, measured: np.ndarray | None) -> np.ndarray:
-    """The advantages of all notes, flat, if the readers' grades had been `own_EU` (NaN keeps the episode's own)."""
+    """The advantages of all notes, flat, if the readers' grades had been `own_EU` [E, U] and those on other boards
+    `measured` [E, U, 2^notes]; NaN and None keep the episode's own."""
     out, start = [], 0
     for group in groups_P:
         size = len(group.correct_GU)
         part = slice(start, start + size)
         again_GU = np.where(np.isnan(own_EU[part]), group.correct_GU, own_EU[part])
-        again = group._replace(correct_GU=again_GU, by_board_GUS=None if measured is None else measured[part])
+        by_board = group.by_board_GUS if measured is None else measured[part]
+        again = group._replace(correct_GU=again_GU, by_board_GUS=by_board)
         out.append(CREDITS[cell.credit].pay(again).advantage_GU[:, group.notes_U].reshape(-1))
         start += size
     return np.concatenate(out)

@@ -44,41 +44,37 @@ def measure(
     rows_at_once: int,
 ) -> list[np.ndarray | None]:
     """Per cell [E, U, 2^notes], what each reader makes of the boards its rule asks about; None if it asks nothing."""
-    out: list[np.ndarray | None] = [None] * len(readings_X)
-    boards_X = [_boards(reading, reading.needs) if reading.episodes else [] for reading in readings_X]
-    sampled = [bool(boards) and r.needs is not Needs.EVIDENCE for boards, r in zip(boards_X, readings_X, strict=True)]
-    forced = [bool(boards) and r.needs is Needs.EVIDENCE for boards, r in zip(boards_X, readings_X, strict=True)]
-    if any(sampled):
-        wanted = [boards if yes else [] for boards, yes in zip(boards_X, sampled, strict=True)]
-        for x, values in enumerate(read_again(policy, grader, readings_X, wanted, draws, 0, sampling)):
-            out[x] = values if sampled[x] else out[x]
-    if any(forced):
-        wanted = [boards if yes else [] for boards, yes in zip(boards_X, forced, strict=True)]
-        for x, values in enumerate(weigh_evidence(policy, readings_X, wanted, rows_at_once)):
-            out[x] = values if forced[x] else out[x]
-    return out
+    boards_X = [_boards(reading.task, reading.needs) for reading in readings_X]
+    forced_X = [reading.needs is Needs.EVIDENCE for reading in readings_X]
+    sampled = [[] if forced else boards for boards, forced in zip(boards_X, forced_X, strict=True)]
+    weighed = [boards if forced else [] for boards, forced in zip(boards_X, forced_X, strict=True)]
+    grades_X = read_again(policy, grader, readings_X, sampled, draws, 0, sampling)
+    evidence_X = weigh_evidence(policy, readings_X, weighed, rows_at_once)
+    return [
+        None if not boards else evidence if forced else grades
+        for boards, forced, grades, evidence in zip(boards_X, forced_X, grades_X, evidence_X, strict=True)
+    ]
 
 
 def twice(
-    policy: Policy, grader: Grader, readings_X: Sequence[Reading], draws: int, sampling: Sampling, rows_at_once: int
+    policy: Policy, grader: Grader, readings_X: Sequence[Reading], draws: int, sampling: Sampling
 ) -> list[list[tuple[np.ndarray, np.ndarray | None]]]:
-    """Two independent measurements of everything a rule's note credit is made of, from the same notes.
+    """Two independent readings of everything sampled that a rule's note credit is made of, from the same notes.
 
-    Per half and cell: ([E, U] readers' grades on their own boards, drawn afresh, and what `measure` would give).
+    Per half and cell: [E, U] readers' grades on their own boards, drawn afresh, and the grades on other boards that
+    `measure` gives, or None. Evidence is not sampled, so it has nothing to draw again.
     """
+    needs_X = [Needs.GRADES if r.needs is Needs.EVIDENCE else r.needs for r in readings_X]
+    boards_X = [_boards(r.task, needs, own=True) for r, needs in zip(readings_X, needs_X, strict=True)]
     halves = []
-    evidence = measure(policy, grader, [_only(r, Needs.EVIDENCE) for r in readings_X], draws, sampling, rows_at_once)
-    for half in (1, 2):
-        boards_X = [
-            _boards(r, r.needs if r.needs is not Needs.EVIDENCE else Needs.GRADES, own=True) for r in readings_X
-        ]
-        values_X = read_again(policy, grader, readings_X, boards_X, draws, half, sampling)
-        own_X = [_on_own_boards(r, values) for r, values in zip(readings_X, values_X, strict=True)]
-        measured_X = [
-            evidence[x] if r.needs is Needs.EVIDENCE else values_X[x] if r.needs is not Needs.GRADES else None
-            for x, r in enumerate(readings_X)
-        ]
-        halves.append(list(zip(own_X, measured_X, strict=True)))
+    for part in (1, 2):
+        values_X = read_again(policy, grader, readings_X, boards_X, draws, part, sampling)
+        halves.append(
+            [
+                (_on_own_boards(r, values), None if needs is Needs.GRADES else values)
+                for r, needs, values in zip(readings_X, needs_X, values_X, strict=True)
+            ]
+        )
     return halves
 
 
@@ -153,26 +149,26 @@ def again(plan: EpisodePlan, task: Task, number: int, notes: dict) -> EpisodePla
     return dataclasses.replace(plan, task=task, episode=plan.episode + number * REREAD, given=notes)
 
 
-def _boards(reading: Reading, needs: Needs, own: bool = False) -> list[tuple[int, ...]]:
+def shape_of(task: Task) -> Group:
+    """One episode of a task as a group, with grades still to be filled in."""
+    return Group(
+        correct_GU=np.zeros((1, len(task.turns))),
+        reads_UU=task.reads_UU,
+        notes_U=np.array([turn.note for turn in task.turns]),
+        round_U=np.array([turn.round for turn in task.turns]),
+    )
+
+
+def _boards(task: Task, needs: Needs, own: bool = False) -> list[tuple[int, ...]]:
     """Tuples of a board for each reader that together cover what is needed of every reader (and its own, if `own`)."""
-    group = _shape_of(reading.task)
+    group = shape_of(task)
     needed = []
-    for u in reading.task.answers:
-        boards = boards_needed(group, u, needs)
-        full = board_of(group, u)
+    for u in task.answers:
+        boards, full = boards_needed(group, u, needs), board_of(group, u)
         needed.append([full, *(b for b in boards if b != full)] if own else boards)
     most = max(map(len, needed))
     # A reader with fewer boards than another reads its last one again, and its mean is over more draws.
     return [tuple(boards[min(k, len(boards) - 1)] for boards in needed) for k in range(most)] if most else []
-
-
-def _shape_of(task: Task) -> Group:
-    notes_U = np.array([turn.note for turn in task.turns])
-    return Group(np.zeros((1, len(task.turns))), task.reads_UU, notes_U, np.array([t.round for t in task.turns]))
-
-
-def _only(reading: Reading, needs: Needs) -> Reading:
-    return reading if reading.needs is needs else reading._replace(needs=Needs.GRADES)
 
 
 def _empty(reading: Reading) -> np.ndarray:
@@ -189,7 +185,7 @@ def _mean_grades(reading: Reading, places: list, played: Sequence[Episode]) -> n
 
 
 def _on_own_boards(reading: Reading, values: np.ndarray) -> np.ndarray:
-    group, own = _shape_of(reading.task), np.full(values.shape[:2], np.nan)
+    group, own = shape_of(reading.task), np.full(values.shape[:2], np.nan)
     for u in reading.task.answers:
         own[:, u] = values[:, u, board_of(group, u)]
     return own

@@ -45,8 +45,7 @@ class Study:
 
     @property
     def train_sampling(self) -> Sampling:
-        c = self.config
-        return Sampling(c.temperature, c.top_p, c.top_k)
+        return _train_sampling(self.config)
 
     @property
     def settings(self) -> Settings:
@@ -63,24 +62,9 @@ class Study:
 
 def prepare(config: Config) -> Study:
     """Build a study; raises errors that name the setting, file or problem at fault."""
-    spec = TASKS[config.task]
-    options = TaskOptions(
-        message_tokens=config.message_tokens,
-        answer_tokens=config.answer_tokens,
-        prompt_style=config.prompt_style,
-        copies=config.copies,
-        degree=config.degree,
-        deal=config.deal,
-    )
-    tasks = {arm: spec.build(arm, options) for arm in config.arms or list(spec.arms)[:1]}
-    cells = [
-        Cell(task, credit, seed)
-        for arm, task in tasks.items()
-        for credit in config.credit or [spec.arms[arm]]
-        for seed in config.seeds
-    ]
+    tasks, cells, split_facts = _cells(config)
     tokenizer, model_dir = _tokenizer(config)
-    problems = _problems(config, tokenizer, list(tasks.values()), spec.needs_facts(options))
+    problems = _problems(config, tokenizer, list(tasks.values()), split_facts)
     model_config, graph, base = _base(config, model_dir)
     if model_config.vocab < tokenizer.base_vocab:
         raise ConfigError(
@@ -108,7 +92,7 @@ def prepare(config: Config) -> Study:
         lora_scale=lora_config.scale,
         allowed_V=policy.allowed_V,
         config=_optim(config),
-        sampling=Sampling(config.temperature, config.top_p, config.top_k),
+        sampling=_train_sampling(config),
         remat=config.remat,
     )
     return Study(
@@ -125,6 +109,31 @@ def prepare(config: Config) -> Study:
         train_buckets=config.train_buckets or bucket_ladder(longest_row, _first_bucket(config)),
         state=state,
     )
+
+
+def _cells(config: Config) -> tuple[dict[str, Task], list[Cell], bool]:
+    """Each arm's task, the study's cells (arm x credit x seed), and whether problems are cut into facts."""
+    spec = TASKS[config.task]
+    options = TaskOptions(
+        message_tokens=config.message_tokens,
+        answer_tokens=config.answer_tokens,
+        prompt_style=config.prompt_style,
+        copies=config.copies,
+        degree=config.degree,
+        deal=config.deal,
+    )
+    tasks = {arm: spec.build(arm, options) for arm in config.arms or list(spec.arms)[:1]}
+    cells = [
+        Cell(task, credit, seed)
+        for arm, task in tasks.items()
+        for credit in config.credit or [spec.arms[arm]]
+        for seed in config.seeds
+    ]
+    return tasks, cells, spec.needs_facts(options)
+
+
+def _train_sampling(config: Config) -> Sampling:
+    return Sampling(config.temperature, config.top_p, config.top_k)
 
 
 def _optim(config: Config) -> OptimConfig:

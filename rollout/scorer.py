@@ -20,7 +20,7 @@ LOGIT_CHUNK = 1024
 """Selected tokens whose logits exist at one time, in each cell."""
 
 FORCED_BUCKET = 32
-"""Forced tokens of a row are rounded up to a multiple of this many."""
+"""Forced tokens of a row are rounded up to a multiple of this many, and as many may stand before them as a lead-in."""
 
 
 def selected_logp(
@@ -76,6 +76,8 @@ class Forced(NamedTuple):
 def score(policy: Policy, rows_X: Sequence[Sequence[Forced]], rows_at_once: int) -> list[list[np.ndarray]]:
     """Log-probs [T] of each row's forced tokens, untempered, in the rows' places; `rows_at_once` a cell and call."""
     out_X: list[list[np.ndarray]] = [[] for _ in rows_X]
+    if not any(rows_X):
+        return out_X
     active, lora = policy.active([bool(rows) for rows in rows_X])
     for start in range(0, max(map(len, rows_X)), rows_at_once):
         part_X = [rows_X[x][start : start + rows_at_once] for x in active]
@@ -88,7 +90,7 @@ def _score_part(policy: Policy, lora: Any, part_X: list[Sequence[Forced]], row_c
     longest = max(len(r.prompt_tokens) + len(r.tokens) for part in part_X for r in part)
     forced = max(len(r.tokens) for part in part_X for r in part)
     forced = -(-forced // FORCED_BUCKET) * FORCED_BUCKET
-    buckets = [bucket + FORCED_BUCKET for bucket in policy.prompt_buckets]
+    buckets = [bucket + FORCED_BUCKET + forced for bucket in policy.prompt_buckets]
     width = next((b for b in buckets if b >= longest), None)
     if width is None:
         raise PromptTooLong(f"a row to score has {longest} tokens and the longest bucket holds {buckets[-1]}")

@@ -6,7 +6,7 @@ import pytest
 from rl.board_credit import board_of
 from rl.collect import Cell, Settings, credit_step, play_step, reliability
 from rl.credit import Needs
-from rl.reread import Reading, _shape_of, measure, read_again, showing, twice, weigh_evidence
+from rl.reread import Reading, measure, read_again, shape_of, showing, twice, weigh_evidence
 from rollout.distribution import Sampling
 from rollout.scorer import Forced, score
 from tasks.board import BoardSizes, board_task
@@ -87,7 +87,7 @@ def test_nothing_is_asked_for_rules_that_need_nothing():
 
 def test_showing_keeps_the_readers_order():
     """Reader 3 reads note 3 before note 0."""
-    full = tuple(board_of(_shape_of(TASK), u) for u in TASK.answers)
+    full = tuple(board_of(shape_of(TASK), u) for u in TASK.answers)
     assert showing(TASK, full).turns == TASK.turns
     assert showing(TASK, (0, 0b1111, 0b1000, 0b1001)).turns[7].reads == (3, 0)
 
@@ -120,7 +120,7 @@ def test_the_two_halves_share_no_draw():
     policy, judge = Reader(), grader(set())
     readings = reading(Needs.WITHOUT_ONE, policy, judge)
     policy.calls.clear()
-    twice(policy, judge, readings, 2, Sampling(0.9), 8)
+    twice(policy, judge, readings, 2, Sampling(0.9))
     ids = [r.row_id for r in policy.requests]
     assert len(set(ids)) == len(ids) == 2 * 3 * 4 * 3 * 2
 
@@ -132,7 +132,7 @@ def test_a_rereading_of_the_same_board_is_a_fresh_draw():
     judge = tiny.FakeGrader()
     cells, episodes = played(policy, judge)
     readings = [Reading(TASK, [e for group in episodes[0] for e in group], Needs.GRADES)]
-    full = tuple(board_of(_shape_of(TASK), u) for u in TASK.answers)
+    full = tuple(board_of(shape_of(TASK), u) for u in TASK.answers)
     seen = []
     judge.judge = lambda text, gold: seen.append(text) or 0.0
     read_again(policy, judge, readings, [[full]], 1, 1, Sampling(0.9))
@@ -181,3 +181,21 @@ def test_arms_of_one_seed_draw_the_same_notes_while_their_adapters_are_equal():
     assert notes[0] == notes[1] == notes[2]
     answers = [[u.tokens.tolist() for group in cell for e in group for u in e.utterances[4:]] for cell in episodes_XPG]
     assert answers[0] != answers[1] != answers[2]
+
+
+def test_evidence_is_not_drawn_again():
+    """Its reliability is that of equal numbers, whatever the readers then say."""
+    policy = tiny.policy(tiny.adapters([0]), rows=(16,), prompt_buckets=(640,))
+    coin = np.random.default_rng(0)
+    judge = tiny.FakeGrader(lambda text, gold: float(coin.integers(2)))
+    cells, episodes = played(policy, judge, [Cell(TASK, "evidence_gain", 17)])
+    collected = credit_step(policy, judge, cells, episodes, 0.0, SETTINGS)
+    assert reliability(policy, judge, cells, collected, SETTINGS) == [pytest.approx(1)]
+
+
+def test_a_long_gold_fits_behind_the_longest_prompt():
+    """Evidence is scored behind prompts that may fill the longest bucket."""
+    policy = tiny.policy(tiny.adapters([0]), prompt_buckets=(32,), compile_afresh=True)
+    row = Forced("r", [tiny.START] * 32 + [*b"The answer is \\boxed{"], list(b"x" * 70), 1.0)
+    (got,) = score(policy, [[row]], 1)[0]
+    assert got.shape == (70,) and np.isfinite(got).all()

@@ -76,7 +76,8 @@ def summarise(episodes_PG: Sequence[Sequence[Episode]], grader: Grader) -> dict[
         results = board.estimates(episodes_PG)
     else:
         results = talk.estimates(episodes_PG)
-        results["agree_graded"] = _agree_graded(episodes_PG, grader)
+        if len(episodes_PG[0][0].plan.task.graded) > 1:
+            results["agree_graded"] = _agree_graded(episodes_PG, grader)
     return {name: None if value is None else value._asdict() for name, value in results.items()}
 
 

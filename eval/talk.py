@@ -50,6 +50,8 @@ def _shares(episode: Episode, sender_is_self: bool, turn_at: int) -> list[float]
     agents = len(episode.plan.task.agents)
     shares = []
     for agent in range(agents):
+        if not sender_is_self and not episode.plan.task.turns[_turns_of(episode, agent)[-1]].graded:
+            continue
         holders = [agent] if sender_is_self else [other for other in range(agents) if other != agent]
         for holder in holders:
             mine = only(episode.plan.problem, holder, agents)
@@ -65,7 +67,7 @@ def sends_own(episode: Episode) -> list[float]:
 
 
 def uses_partner(episode: Episode) -> list[float]:
-    """|only_Y in X's last message| / |only_Y| for each copy X and partner Y with only_Y non-empty."""
+    """|only_Y in X's last message| / |only_Y| for each copy X that answers and partner Y with only_Y non-empty."""
     return _shares(episode, sender_is_self=False, turn_at=-1)
 
 
@@ -80,7 +82,9 @@ def last_boxes(episode: Episode) -> list[str | None]:
 
 
 def both_agree(episode: Episode) -> list[float]:
-    """All graded messages are boxed and their boxed answers are the same text (white space aside)."""
+    """All graded messages are boxed and their boxed answers are the same text (white space aside); for two or more."""
+    if len(episode.plan.task.graded) < 2:
+        return []
     boxes = [None if box is None else "".join(box.split()) for box in last_boxes(episode)]
     return [float(None not in boxes and len(set(boxes)) == 1)]
 
@@ -128,6 +132,6 @@ def _estimate(metric: Callable[[Episode], list[float]], episodes_PG: Sequence[Se
 def boxed_pair(episode: Episode) -> tuple[str, str] | None:
     """(first copy's last message, second copy's boxed answer), to be graded against each other, or None."""
     boxes = last_boxes(episode)
-    if None in (boxes[0], boxes[-1]):
+    if len(boxes) < 2 or None in (boxes[0], boxes[-1]):
         return None
     return episode.utterances[episode.plan.task.graded[0]].text, boxes[-1]

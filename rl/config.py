@@ -22,7 +22,7 @@ class ConfigError(ValueError):
 class Config:
     """Train copies of one model to be useful to each other, and evaluate what they learned."""
 
-    task: Literal["talk_to_solve", "message_board", "board_writers"] = "talk_to_solve"
+    task: Literal["talk_to_solve", "talk_three", "ask_to_solve", "message_board", "board_writers"] = "talk_to_solve"
     """What the copies play."""
     preset: Literal["tiny", "qwen2.5-1.5b"] = "tiny"
     """Defaults for every other flag: `tiny` runs on a laptop in minutes, `qwen2.5-1.5b` is the published setting."""
@@ -160,9 +160,13 @@ QWEN = dataclasses.replace(
 BOARD = {"problems_per_step": 8, "episodes_per_problem": 1, "eval_episodes": 1}
 PRESETS: dict[tuple[str, str], Config] = {
     ("tiny", "talk_to_solve"): TINY,
+    ("tiny", "talk_three"): dataclasses.replace(TINY, task="talk_three"),
+    ("tiny", "ask_to_solve"): dataclasses.replace(TINY, task="ask_to_solve"),
     ("tiny", "message_board"): dataclasses.replace(TINY, task="message_board", **BOARD),
     ("tiny", "board_writers"): dataclasses.replace(TINY, task="board_writers", **BOARD),
     ("qwen2.5-1.5b", "talk_to_solve"): QWEN,
+    ("qwen2.5-1.5b", "talk_three"): dataclasses.replace(QWEN, task="talk_three", max_prompt_tokens=1792),
+    ("qwen2.5-1.5b", "ask_to_solve"): dataclasses.replace(QWEN, task="ask_to_solve", message_tokens=48),
     ("qwen2.5-1.5b", "message_board"): dataclasses.replace(
         QWEN,
         task="message_board",

@@ -62,9 +62,9 @@ class Study:
 
 def prepare(config: Config) -> Study:
     """Build a study; raises errors that name the setting, file or problem at fault."""
-    tasks, cells, split_facts = _cells(config)
+    tasks, cells = _cells(config)
     tokenizer, model_dir = _tokenizer(config)
-    problems = _problems(config, tokenizer, list(tasks.values()), split_facts)
+    problems = _problems(config, tokenizer, list(tasks.values()))
     model_config, graph, base = _base(config, model_dir)
     if model_config.vocab < tokenizer.base_vocab:
         raise ConfigError(
@@ -111,8 +111,8 @@ def prepare(config: Config) -> Study:
     )
 
 
-def _cells(config: Config) -> tuple[dict[str, Task], list[Cell], bool]:
-    """Each arm's task, the study's cells (arm x credit x seed), and whether problems are cut into facts."""
+def _cells(config: Config) -> tuple[dict[str, Task], list[Cell]]:
+    """Each arm's task, and the study's cells (arm x credit x seed)."""
     spec = TASKS[config.task]
     options = TaskOptions(
         message_tokens=config.message_tokens,
@@ -129,7 +129,7 @@ def _cells(config: Config) -> tuple[dict[str, Task], list[Cell], bool]:
         for credit in config.credit or [spec.arms[arm]]
         for seed in config.seeds
     ]
-    return tasks, cells, spec.needs_facts(options)
+    return tasks, cells
 
 
 def _train_sampling(config: Config) -> Sampling:
@@ -170,9 +170,14 @@ def _base(config: Config, path: Path | None) -> tuple[ModelConfig, Any, Any]:
     return weights.load(path, dtype)
 
 
-def _problems(config: Config, tokenizer: ChatTokenizer, tasks: list[Task], split_facts: bool) -> Problems:
-    def fits(problem: Problem) -> bool:
-        return all(longest_prompt(tokenizer.encode_chat, task, problem) <= config.max_prompt_tokens for task in tasks)
+def _problems(config: Config, tokenizer: ChatTokenizer, tasks: list[Task]) -> Problems:
+    def unfit(problem: Problem) -> str | None:
+        for task in tasks:
+            if (reason := task.unsuitable(problem)) is not None:
+                return reason
+            if longest_prompt(tokenizer.encode_chat, task, problem) > config.max_prompt_tokens:
+                return "too long"
+        return None
 
     try:
         problems = load_problems(
@@ -184,8 +189,8 @@ def _problems(config: Config, tokenizer: ChatTokenizer, tasks: list[Task], split
                 seed=config.data_seed,
                 revision=config.data_revision,
             ),
-            split_facts,
-            fits,
+            any(task.parts > 1 for task in tasks),
+            unfit,
         )
     except (ValueError, OSError) as error:
         raise ConfigError(f"--data {config.data}: {error}") from error

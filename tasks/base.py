@@ -62,6 +62,7 @@ class Task:
     """One arm of a task: a schedule and the function that writes each turn's prompt.
 
     `parts`: into how many parts a problem's facts are dealt; agent j holds part j mod `parts`. 1: all see everything.
+    `least_facts`: the fewest facts a problem must have to be dealt (never fewer than `parts`).
     """
 
     name: str
@@ -70,6 +71,7 @@ class Task:
     turns: tuple[Turn, ...]
     render: Render
     parts: int = 1
+    least_facts: int = 0
 
     def __post_init__(self) -> None:
         for index, turn in enumerate(self.turns):
@@ -85,6 +87,15 @@ class Task:
     def facts_of(self, problem: Problem, agent: int) -> tuple[str, ...]:
         """The facts that an agent is shown."""
         return problem.facts_of(agent % self.parts, self.parts)
+
+    def unsuitable(self, problem: Problem) -> str | None:
+        """Why this problem can't be dealt: too few facts, or a part without a number; None if it can."""
+        if self.parts == 1:
+            return None
+        if len(problem.facts) < max(self.parts, self.least_facts):
+            return "too few facts"
+        parts = (" ".join(problem.facts_of(part, self.parts)) for part in range(self.parts))
+        return None if all(any(c.isdigit() for c in part) for part in parts) else "a part has no number"
 
     @property
     def rounds(self) -> tuple[int, ...]:

@@ -91,7 +91,6 @@ def _full(question: str, facts: tuple[str, ...], turn: Turn, heard: Mapping[int,
 
 def _short(question: str, facts: tuple[str, ...], turn: Turn, heard: Mapping[int, str]) -> list[Message]:
     """For the built-in model, in the words of its chat: even copies are A, odd ones B, and A's notes stand first."""
-    me, other = "AB"[turn.agent % 2], "BA"[turn.agent % 2]
     order = sorted(heard, key=lambda v: (v % 2, v))
     lines = [f"{'AB'[v % 2]}: {heard[v]}" for v in order]
-    return talk.messages(talk.SHORT, me, other, facts, question, lines, answering=not turn.note)
+    return talk.messages(talk.SHORT, "AB", turn.agent % 2, facts, question, lines, answering=not turn.note)

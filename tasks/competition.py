@@ -113,7 +113,7 @@ def load_math_problems(
     n_heldout: int,
     data_seed: int,
     levels: Collection[int] = (3, 4, 5),
-    fits: Callable[[Problem], bool] | None = None,
+    unfit: Callable[[Problem], str | None] | None = None,
     revision: str | None = None,
 ) -> Loaded:
     """Problems of `levels` (SPEC 2.2): training ones from the train split, held-out ones from MATH-500.
@@ -121,7 +121,7 @@ def load_math_problems(
     `source` and `revision` (of `source`, not of MATH-500) as for `load_rows`. Each split is taken in a shuffle
     seeded with `data_seed` until its count is met. Left out, and counted in `dropped`: rows without a known level,
     of another level, without an answer; training rows with the words of any row of MATH-500; of the rows looked at,
-    those with a gold that Math-Verify can't read, and those for which `fits` is false. ValueError when there are
+    those with a gold that Math-Verify can't read, and those for which `unfit` gives a reason. ValueError when there are
     too few. Ids are `math/train/<unique_id>` and `math/test/<unique_id>`, the split named once. Near duplicates are
     not looked for here.
     """
@@ -137,7 +137,7 @@ def load_math_problems(
         for split, split_rows in rows.items()
     }
     where = f"{source}, at levels {', '.join(map(str, levels))},"
-    return Loaded(*choose(where, candidates, n_train, n_heldout, data_seed, fits), data)
+    return Loaded(*choose(where, candidates, n_train, n_heldout, data_seed, unfit), data)
 
 
 def _is_gsm8k(source: str) -> bool:
@@ -157,9 +157,9 @@ def load_whole_problems(
     n_train: int,
     n_heldout: int,
     data_seed: int,
-    fits: Callable[[Problem], bool] | None = None,
+    unfit: Callable[[Problem], str | None] | None = None,
     revision: str | None = None,
 ) -> Loaded:
     """Problems for a board, of MATH (levels 3 to 5) or of GSM8K, whichever `source` holds."""
     load = load_board_gsm8k if _is_gsm8k(source) else load_math_problems
-    return load(source, n_train, n_heldout, data_seed, fits=fits, revision=revision)
+    return load(source, n_train, n_heldout, data_seed, unfit=unfit, revision=revision)

@@ -151,7 +151,7 @@ def _load(
     make: Callable[[str, Row], Problem | str],
     counts: tuple[int, int],
     data_seed: int,
-    fits: Callable[[Problem], bool] | None,
+    unfit: Callable[[Problem], str | None] | None,
     revision: str | None,
 ) -> Loaded:
     """Problems that `make(id, row)` makes of the rows (or says why not); `counts`: of training, of held-out ones."""
@@ -160,7 +160,7 @@ def _load(
         split: [(normalised(row["question"]), make(f"gsm8k/{split}/{i}", row)) for i, row in enumerate(split_rows)]
         for split, split_rows in rows.items()
     }
-    return Loaded(*choose(where, candidates, *counts, data_seed, fits), data)
+    return Loaded(*choose(where, candidates, *counts, data_seed, unfit), data)
 
 
 def load_talk_problems(
@@ -169,14 +169,14 @@ def load_talk_problems(
     n_train: int,
     n_heldout: int,
     data_seed: int,
-    fits: Callable[[Problem], bool] | None = None,
+    unfit: Callable[[Problem], str | None] | None = None,
     revision: str | None = None,
 ) -> Loaded:
     """Problems with split facts: training ones from the train split, held-out ones from the test split.
 
     `source` as for `load_rows`. Each split is taken in a shuffle seeded with `data_seed` until its count is met. A
-    training problem with the words of any test problem is left out, and so is a problem for which `fits` is false
-    ("too long"). One JSONL file gives the held-out problems first, then the training ones. ValueError when there
+    training problem with the words of any test problem is left out, and so is a problem for which `unfit` gives
+    a reason. One JSONL file gives the held-out problems first, then the training ones. ValueError when there
     are too few.
     """
 
@@ -187,7 +187,7 @@ def load_talk_problems(
         return Problem(name, question=split[1], answer=gold_of(row["answer"]) or "", facts=split[0])
 
     where = f"{source}, by the {split_rule} split,"
-    return _load(source, where, make, (n_train, n_heldout), data_seed, fits, revision)
+    return _load(source, where, make, (n_train, n_heldout), data_seed, unfit, revision)
 
 
 def load_board_gsm8k(
@@ -195,7 +195,7 @@ def load_board_gsm8k(
     n_train: int,
     n_heldout: int,
     data_seed: int,
-    fits: Callable[[Problem], bool] | None = None,
+    unfit: Callable[[Problem], str | None] | None = None,
     revision: str | None = None,
 ) -> Loaded:
     """Whole problems, for boards: the question is all of the text and there are no facts (SPEC 2.1).
@@ -206,4 +206,4 @@ def load_board_gsm8k(
     def make(name: str, row: Row) -> Problem | str:
         return Problem(name, question=row["question"].strip(), answer=gold_of(row["answer"]) or "")
 
-    return _load(source, source, make, (n_train, n_heldout), data_seed, fits, revision)
+    return _load(source, source, make, (n_train, n_heldout), data_seed, unfit, revision)

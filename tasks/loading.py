@@ -117,7 +117,7 @@ def normalised(text: str) -> str:
 
 
 def _take(
-    candidates: Iterator[Candidate], count: int, fits: Callable[[Problem], bool] | None, dropped: Counter[str]
+    candidates: Iterator[Candidate], count: int, unfit: Callable[[Problem], str | None] | None, dropped: Counter[str]
 ) -> list[Problem]:
     """The first `count` problems that can be used, and no candidate after them; others go into `dropped`."""
     problems: list[Problem] = []
@@ -125,8 +125,8 @@ def _take(
         _, problem = candidate
         if not check_gold(problem.answer):
             dropped["gold cannot be read"] += 1
-        elif fits is not None and not fits(problem):
-            dropped["too long"] += 1
+        elif unfit is not None and (reason := unfit(problem)) is not None:
+            dropped[reason] += 1
         else:
             problems.append(problem)
     return problems
@@ -138,14 +138,14 @@ def choose(
     n_train: int,
     n_heldout: int,
     data_seed: int,
-    fits: Callable[[Problem], bool] | None = None,
+    unfit: Callable[[Problem], str | None] | None = None,
 ) -> tuple[list[Problem], list[Problem], dict[str, int]]:
     """(training problems, held-out problems, how many rows were left out by reason; see `Loaded.dropped`).
 
     Training problems come from the split "train", held-out ones from "test"; of the one split "rows" first the
     held-out, then the training ones. Each split is taken in a shuffle seeded with `data_seed` until its count is
     met. A training candidate with the words of any row of "test", usable or not, is left out, and so is a problem
-    for which `fits` is false. ValueError when there are too few; `where` names the data in it.
+    for which `unfit` gives a reason. ValueError when there are too few; `where` names the data in it.
     """
     dropped: Counter[str] = Counter()
     pools: dict[str, Iterator[Candidate]] = {}
@@ -155,7 +155,7 @@ def choose(
         dropped.update(made for _, made in shuffled if isinstance(made, str))
         pools[split] = iter([candidate for candidate in shuffled if not isinstance(candidate[1], str)])
     with _quiet("math_verify"):  # it warns that its time-out is off
-        heldout = _take(pools["rows" if "rows" in pools else "test"], n_heldout, fits, dropped)
+        heldout = _take(pools["rows" if "rows" in pools else "test"], n_heldout, unfit, dropped)
         if "rows" in pools:
             chosen = {problem.id for problem in heldout}
             barred = {words for words, made in candidates["rows"] if isinstance(made, Problem) and made.id in chosen}
@@ -164,7 +164,7 @@ def choose(
         rest = list(pools["rows" if "rows" in pools else "train"])
         apart = [candidate for candidate in rest if candidate[0] not in barred]
         dropped["also held out"] += len(rest) - len(apart)
-        train = _take(iter(apart), n_train, fits, dropped)
+        train = _take(iter(apart), n_train, unfit, dropped)
     left_out = {reason: count for reason, count in dropped.items() if count}
     for kind, problems, asked in (("held-out", heldout, n_heldout), ("training", train, n_train)):
         if len(problems) < asked:

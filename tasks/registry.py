@@ -4,8 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tasks import talk
+from tasks.ask import ask_task
 from tasks.base import Problem, Task
 from tasks.board import BoardSizes, Deal, board_task
+from tasks.stories import SETS, stories
 
 
 @dataclass(frozen=True)
@@ -24,17 +26,19 @@ class TaskOptions:
 @dataclass(frozen=True)
 class TaskSpec:
     """`build(arm, options)` makes one arm's schedule. `arms`: {arm: its default credit rule}, the default arm first.
-    `boards`: a board, not a chat. `needs_facts(options)`: are facts split."""
+    `boards`: a board, not a chat."""
 
     name: str
     arms: dict[str, str]
     build: Callable[[str, TaskOptions], Task]
-    boards: bool
-    needs_facts: Callable[[TaskOptions], bool]
+    boards: bool = False
 
 
-def _talk(arm: str, options: TaskOptions) -> Task:
-    return talk.talk_task(arm, options.message_tokens, options.answer_tokens, talk.PROMPTS[options.prompt_style])
+def _chat(build: Callable[..., Task]) -> Callable[[str, TaskOptions], Task]:
+    def chat(arm: str, options: TaskOptions) -> Task:
+        return build(arm, options.message_tokens, options.answer_tokens, talk.PROMPTS[options.prompt_style])
+
+    return chat
 
 
 def _board(name: str, train_notes: bool) -> Callable[[str, TaskOptions], Task]:
@@ -45,27 +49,24 @@ def _board(name: str, train_notes: bool) -> Callable[[str, TaskOptions], Task]:
     return build
 
 
-def _dealt(options: TaskOptions) -> bool:
-    return options.deal == "dealt"
-
-
+CHAT_ARMS = dict.fromkeys(talk.ARMS, "grpo")
 TASKS: dict[str, TaskSpec] = {
     spec.name: spec
     for spec in (
-        TaskSpec("talk_to_solve", dict.fromkeys(talk.ARMS, "grpo"), _talk, False, lambda options: True),
+        TaskSpec("talk_to_solve", CHAT_ARMS, _chat(talk.talk_task)),
+        TaskSpec("talk_three", CHAT_ARMS, _chat(talk.three_task)),
+        TaskSpec("ask_to_solve", CHAT_ARMS, _chat(ask_task)),
         TaskSpec(
             "message_board",
             {"shared_board": "readers_only", "own_note": "readers_only"},
             _board("message_board", train_notes=False),
-            True,
-            _dealt,
+            boards=True,
         ),
         TaskSpec(
             "board_writers",
             {"readers_and_writers": "readers_mean", "readers_only": "readers_only"},
             _board("board_writers", train_notes=True),
-            True,
-            _dealt,
+            boards=True,
         ),
     )
 }
@@ -83,7 +84,7 @@ class Problems:
 
 @dataclass(frozen=True)
 class DataOptions:
-    """Where problems come from: `source` is "stories" (built in), a JSONL directory or file, or a hub id."""
+    """Where problems come from: `source` is one of tasks.stories.SETS (built in), a JSONL directory or file, or a hub id."""
 
     source: str
     split_rule: str
@@ -93,22 +94,20 @@ class DataOptions:
     revision: str | None = None
 
 
-def load_problems(options: DataOptions, split_facts: bool, fits: Callable[[Problem], bool] | None = None) -> Problems:
-    """A task's problems, cut into facts if `split_facts`; those that don't satisfy `fits` are left out."""
+def load_problems(
+    options: DataOptions, split_facts: bool, unfit: Callable[[Problem], str | None] | None = None
+) -> Problems:
+    """A task's problems, cut into facts if `split_facts`; those for which `unfit` gives a reason are left out."""
     o = options
-    if o.source == "stories":
-        from tasks.stories import stories
-
-        problems = stories(o.train, o.heldout, o.seed)
-        kept = [[p for p in part if fits is None or fits(p)] for part in problems]
-        dropped = len(problems[0]) + len(problems[1]) - len(kept[0]) - len(kept[1])
-        return Problems(kept[0], kept[1], {"too long": dropped}, f"stories seed {o.seed}")
+    if o.source in SETS:
+        train, heldout, dropped = stories(o.train, o.heldout, o.seed, SETS[o.source], unfit)
+        return Problems(train, heldout, dropped, f"{o.source} seed {o.seed}")
     if split_facts:
         from tasks.gsm8k import load_talk_problems
 
-        data = load_talk_problems(o.source, o.split_rule, o.train, o.heldout, o.seed, fits=fits, revision=o.revision)
+        data = load_talk_problems(o.source, o.split_rule, o.train, o.heldout, o.seed, unfit=unfit, revision=o.revision)
     else:
         from tasks.competition import load_whole_problems
 
-        data = load_whole_problems(o.source, o.train, o.heldout, o.seed, fits=fits, revision=o.revision)
+        data = load_whole_problems(o.source, o.train, o.heldout, o.seed, unfit=unfit, revision=o.revision)
     return Problems(data.train, data.heldout, data.dropped, data.fingerprint)

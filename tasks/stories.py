@@ -10,7 +10,8 @@ model/builtin`.
 import random
 import re
 import zlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from tasks.base import Problem
@@ -24,7 +25,10 @@ HELDOUT_SHARE = 6
 """One in so many (pattern, numbers) pairs is drawn for held-out stories only, whatever the seed."""
 
 PATIENCE = 10_000
-"""Repeats in a row after which no more new stories are looked for."""
+"""Stories drawn in vain, in a row, after which no more are looked for."""
+
+SETS = {"stories": 2, "stories-three": 3}
+"""The story sets that `--data` can name, and the fewest facts of a story in each."""
 
 
 @dataclass(frozen=True)
@@ -201,9 +205,9 @@ def is_heldout(pattern: int, numbers: tuple[int, ...]) -> bool:
     return zlib.crc32(f"{PATTERNS[pattern].facts}{numbers}".encode()) % HELDOUT_SHARE == 0
 
 
-def story_stream(rng: random.Random, heldout: bool = False) -> Iterator[Story]:
-    """Endless stories of one side, repeats possible."""
-    weights = [pattern.weight for pattern in PATTERNS]
+def story_stream(rng: random.Random, heldout: bool = False, least_facts: int = 2) -> Iterator[Story]:
+    """Endless stories of one side, of `least_facts` facts or more, repeats possible."""
+    weights = [pattern.weight * (len(pattern.facts) >= least_facts) for pattern in PATTERNS]
     while True:
         index = rng.choices(range(len(PATTERNS)), weights)[0]
         pattern = PATTERNS[index]
@@ -220,29 +224,55 @@ def _write(pattern: Pattern, numbers: tuple[int, ...], answer: int, rng: random.
     return Problem("", pattern.question.format(**words), str(answer), facts, own)
 
 
-def stories(n_train: int, n_heldout: int, data_seed: int) -> tuple[list[Problem], list[Problem]]:
-    """(training problems, held-out problems), all different; the two sides share no (pattern, numbers) pair.
+def stories(
+    n_train: int,
+    n_heldout: int,
+    data_seed: int,
+    least_facts: int = 2,
+    unfit: Callable[[Problem], str | None] | None = None,
+) -> tuple[list[Problem], list[Problem], dict[str, int]]:
+    """(training problems, held-out problems, how many were left out by reason), all different.
 
-    Held-out stories come from pairs that no seed ever trains on, nor the warm start.
+    The two sides share no (pattern, numbers) pair: held-out stories come from pairs that no seed ever trains on, nor
+    the warm start. Left out are those for which `unfit` gives a reason. ValueError when there are too few.
     """
-    heldout = _distinct(n_heldout, "heldout", data_seed)
-    return _distinct(n_train, "train", data_seed), heldout
+    dropped: Counter[str] = Counter()
+    sides = [
+        _distinct(count, side, data_seed, least_facts, unfit, dropped)
+        for side, count in (("heldout", n_heldout), ("train", n_train))
+    ]
+    return sides[1], sides[0], dict(dropped)
 
 
-def _distinct(count: int, side: str, data_seed: int) -> list[Problem]:
-    stream = story_stream(random.Random(f"stories/{side}/{data_seed}"), heldout=side == "heldout")
+def _distinct(
+    count: int,
+    side: str,
+    data_seed: int,
+    least_facts: int,
+    unfit: Callable[[Problem], str | None] | None,
+    dropped: Counter[str],
+) -> list[Problem]:
+    stream = story_stream(random.Random(f"stories/{side}/{data_seed}"), side == "heldout", least_facts)
     seen: set[tuple] = set()
     problems: list[Problem] = []
-    repeats = 0
+    vain = 0
     while len(problems) < count:
         problem = next(stream).problem
         text = (problem.facts, problem.question)
-        repeats = repeats + 1 if text in seen else 0
-        if repeats > PATIENCE:
-            raise ValueError(f"there are hardly more than {len(seen)} different {side} stories; ask for fewer")
-        if not repeats:
-            seen.add(text)
-            problems.append(replace(problem, id=f"stories/{side}/{len(problems)}"))
+        vain += 1
+        if vain > PATIENCE:
+            raise ValueError(
+                f"there are hardly more than {len(problems)} different {side} stories that can be used; ask for "
+                f"fewer, or raise --max-prompt-tokens (left out: {dict(dropped)})"
+            )
+        if text in seen:
+            continue
+        seen.add(text)
+        if unfit is not None and (reason := unfit(problem)) is not None:
+            dropped[reason] += 1
+            continue
+        vain = 0
+        problems.append(replace(problem, id=f"stories/{side}/{len(problems)}"))
     return problems
 
 

@@ -148,7 +148,7 @@ def test_what_was_sampled_comes_back_in_no_more_tokens(tokenizer):
 
 
 def test_prompts_and_scripts_fit(tokenizer):
-    train, heldout = stories(512, 64, 0)
+    train, heldout, _ = stories(512, 64, 0)
     longest = max(longest_prompt(tokenizer.encode_chat, t, p) for t in TASKS.values() for p in train + heldout)
     assert longest <= LONGEST_PROMPT
     rng = random.Random(0)

@@ -58,7 +58,7 @@ def test_the_choice_is_the_seed_s(folder):
 def test_levels_and_fits(folder):
     data = load_math_problems(str(folder), 4, 0, 0, levels=(5,))
     assert {p.id for p in data.train} == {f"math/train/algebra/{n}.json" for n in [6, 7, 8, 9]}
-    data = load_math_problems(str(folder), 8, 4, 0, fits=lambda problem: "17" not in problem.question)
+    data = load_math_problems(str(folder), 8, 4, 0, unfit=lambda problem: "17" if "17" in problem.question else None)
     assert "math/train/algebra/17.json" not in {p.id for p in data.train} and len(data.train) == 8
 
 

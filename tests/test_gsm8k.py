@@ -133,13 +133,13 @@ def test_too_few_problems_and_those_that_do_not_fit(tmp_path):
     write(tmp_path / "train.jsonl", questions(0, 20))
     write(tmp_path / "test.jsonl", questions(50, 10))
 
-    def fits(problem):
-        return "cats" in problem.facts[0] and " 7 " not in problem.facts[0]
+    def unfit(problem):
+        return None if "cats" in problem.facts[0] and " 7 " not in problem.facts[0] else "too long"
 
-    data = load_talk_problems(str(tmp_path), "clean", 19, 10, 0, fits=fits)
+    data = load_talk_problems(str(tmp_path), "clean", 19, 10, 0, unfit=unfit)
     assert len(data.train) == 19 and "gsm8k/train/7" not in {p.id for p in data.train}
     with pytest.raises(ValueError, match="has 19 usable training problems .* not the 20 asked for.*'too long': 1"):
-        load_talk_problems(str(tmp_path), "clean", 20, 10, 0, fits=fits)
+        load_talk_problems(str(tmp_path), "clean", 20, 10, 0, unfit=unfit)
     with pytest.raises(ValueError, match="has 10 usable held-out problems"):
         load_talk_problems(str(tmp_path), "clean", 1, 11, 0)
 

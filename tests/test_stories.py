@@ -72,8 +72,9 @@ def test_every_pattern_is_drawn_and_well_formed():
 
 
 def test_seeded_and_distinct():
-    train, heldout = stories(1024, 300, 0)
-    assert (train, heldout) == stories(1024, 300, 0)
+    train, heldout, dropped = stories(1024, 300, 0)
+    assert not dropped
+    assert (train, heldout, {}) == stories(1024, 300, 0)
     assert train != stories(1024, 300, 1)[0]
     assert train[:10] == stories(10, 5, 0)[0]
     assert [p.id for p in train[:2]] == ["stories/train/0", "stories/train/1"]
@@ -115,7 +116,7 @@ def test_one_half_hardly_tells_the_answer():
 
 
 def test_answers_are_spread():
-    train, _ = stories(1024, 1, 0)
+    train, _, _ = stories(1024, 1, 0)
     counts = Counter(p.answer for p in train)
     assert len(counts) > 60 and counts.most_common(1)[0][1] / 1024 < 0.05
 
@@ -126,3 +127,12 @@ def test_too_many_is_refused(monkeypatch):
     assert len(stories(60, 5, 0)[0]) == 60
     with pytest.raises(ValueError, match="ask for fewer"):
         stories(0, 91, 0)  # the pattern has 90 pairs of numbers
+
+
+def test_stories_of_three_facts_and_stories_left_out():
+    train, heldout, _ = stories(50, 20, 0, least_facts=3)
+    assert all(len(p.facts) == 3 for p in train + heldout)
+    unfit = lambda p: "no cats" if len(p.facts) == 2 else None  # noqa: E731
+    train, heldout, dropped = stories(50, 20, 0, unfit=unfit)
+    assert (len(train), len(heldout)) == (50, 20) and all(len(p.facts) == 3 for p in train + heldout)
+    assert set(dropped) == {"no cats"} and dropped["no cats"] > 0

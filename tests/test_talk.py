@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tasks.base import Problem, Task, Turn
-from tasks.talk import ARMS, NO_MESSAGE, PROMPTS, SHORT, talk_task
+from tasks.talk import ARMS, NO_MESSAGE, PROMPTS, SHORT, talk_task, three_task
 
 PROBLEM = Problem("p", "How many?", "10", ("Fact one.", "Fact two.", "Fact three.", "Fact four."))
 SAID = {0: "first of A", 1: "first of B", 2: "last of A", 3: "last of B"}
@@ -116,3 +116,16 @@ def test_facts_are_dealt_in_turn():
     assert PROBLEM.facts_of(0, 2) == ("Fact one.", "Fact three.")
     assert PROBLEM.facts_of(1, 2) == ("Fact two.", "Fact four.")
     assert PROBLEM.facts_of(2, 3) == ("Fact three.",)
+
+
+def test_three_copies_hold_a_third_each_and_hear_the_other_two():
+    task = three_task("channel_on", message_tokens=5, answer_tokens=9)
+    assert [turn.agent for turn in task.turns] == [0, 1, 2, 0, 1, 2] and task.graded == (3, 4, 5)
+    np.testing.assert_array_equal(task.reads_UU, np.tri(6, k=-1, dtype=bool))
+    assert [turn.reads for turn in three_task("channel_off").turns] == [(), (), (), (0,), (1,), (2,)]
+    problem = Problem("p", "How many?", "6", ("Fact 1.", "Fact 2.", "Fact 3."))
+    system, user = three_task("channel_on", prompt=SHORT).render(problem, 4, {0: "a", 1: "b", 2: "c", 3: "d"})
+    assert system["content"] == "You are B. You and A and C each know a third of the facts."
+    assert user["content"] == "Fact 2.\nHow many?\nChat: A: a\nB: b\nC: c\nA: d\nSolve and box it."
+    assert task.unsuitable(problem) is None
+    assert task.unsuitable(Problem("p", "?", "1", ("Fact 1.", "Fact 2."))) == "too few facts"

@@ -302,7 +302,7 @@ def test_data_that_cannot_be_used(tmp_path, refused):
 
 def test_prompts_longer_than_the_cache(tmp_path, refused):
     message = refused(*SMALL, "--max-prompt-tokens", "40", "--out", tmp_path / "run")
-    assert "--train-problems asks for 8 and 0 are left" in message and "too long" in message
+    assert "--data stories" in message and "too long" in message and "--max-prompt-tokens" in message
     assert "raise --max-prompt-tokens" in message
 
 

@@ -1,9 +1,12 @@
-"""One talk_to_solve step at the Qwen2.5-1.5B shape: seconds by phase, tokens/s, peak memory, compilations.
+"""A step at the Qwen2.5-1.5B shape: seconds by phase, tokens/s, peak memory, compilations.
 
-Random weights, real GSM8K prompts, the real tokenizer, every reply forced to its cap, and grades drawn by a coin so
-that no group is flat: the most work a step can be. It runs what `rl.train` runs (collect, pack, update).
+Random weights, real prompts, the real tokenizer, every reply forced to its cap, and grades drawn by a coin so that
+hardly a group is flat; but rules that replay flat problems see all of them flat until their last round. So this is the
+most work a step can be. It runs what `rl.train` runs (draw, credit, pack, update).
 
     python -m bench.full_shape --tokenizer ../shared/tokenizer/qwen2.5 --data ../shared/data/gsm8k --seeds 17 18 19
+    python -m bench.full_shape --credit grpo reinforce_ada raft mixed_partners --seeds 17 18 19 ...
+    python -m bench.full_shape --task board_writers --credit readers_mean evidence_gain --data ../shared/data/math ...
 """
 
 import argparse
@@ -16,19 +19,33 @@ import jax
 import numpy as np
 
 from rl.batch import pack
-from rl.collect import credit_step, play_step, problems_at
-from rl.config import PRESETS, Config
+from rl.collect import credit_step, problems_at
+from rl.config import Config
+from rl.credit import Draw
+from rl.draw import play_step
+from rl.presets import PRESETS
+from rl.rules import CREDITS
 from rl.study import Study, prepare
 
 
 class CoinGrader:
-    """Grades by coin flips: random weights answer nothing right, and flat groups would be left out of the update."""
+    """Grades by coin flips: random weights answer nothing right, and flat groups would be left out of the update.
 
-    def __init__(self) -> None:
-        self.rng = np.random.default_rng(0)
+    `replays_X`: cells whose rule replays. They are graded wrong throughout in each step's first `rounds` - 1 calls,
+    which are its rounds of chats; the first call holds every cell's, as many pairs each.
+    """
+
+    def __init__(self, replays_X: list[bool], rounds: int) -> None:
+        self.rng, self.replays_X, self.rounds = np.random.default_rng(0), replays_X, rounds
+        self.calls = 0
 
     def grade(self, pairs):
-        return self.rng.integers(0, 2, len(pairs)).astype(float).tolist()
+        grades = self.rng.integers(0, 2, len(pairs)).astype(float)
+        if any(self.replays_X) and self.calls < self.rounds - 1:
+            wrong = self.replays_X if self.calls == 0 else [True]  # later rounds are the replaying cells' alone
+            grades[np.repeat(wrong, len(pairs) // len(wrong))] = 0.0
+        self.calls += 1
+        return grades.tolist()
 
 
 def config_of(args: argparse.Namespace) -> Config:
@@ -59,7 +76,7 @@ def one_step(study: Study, step: int) -> dict[str, float]:
         problems_at(study.problems.train, cell.seed, c.data_seed, step, c.problems_per_step) for cell in study.cells
     ]
     started = time.perf_counter()
-    grader = CoinGrader()
+    grader = CoinGrader([CREDITS[cell.credit].draw is Draw.REPLAY for cell in study.cells], c.ada_rounds)
     episodes_XPG = play_step(policy, grader, study.cells, problems_XP, step, study.settings)
     played = time.perf_counter()
     spent = {name: policy.seconds[name] - before[0][name] for name in policy.seconds}
@@ -86,6 +103,7 @@ def one_step(study: Study, step: int) -> dict[str, float]:
         "compile_s": compile_s,
         "step_s": updated - started - compile_s,
         "sampled_tokens": policy.sampled_tokens - before[1],
+        "chats": sum(len(group) for episodes_PG in episodes_XPG for group in episodes_PG),
         "padded_train_tokens": int(sum(b.tokens.size for b in plan.batches)),
         "live_rows": int(plan.live_rows_X.sum()),
         "sampling_logp_gap": float(stats.gap_mean.mean()),

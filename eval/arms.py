@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from eval.stats import compare, noise_band, over_seeds
+from eval.stats import compare, noise_band, over_seeds, seed_spread
 
 PROBLEM_METRICS = ("pass_at_1", "notes_right", "notes_send_own", "sends_own", "uses_partner")
 """Metrics kept a problem: what arms are compared on."""
@@ -18,12 +18,16 @@ Values = Mapping[str, Mapping[str, float | None]]
 
 
 def compare_arms(
-    cells: Sequence[Mapping[str, Any]], values: Sequence[Values], base: Sequence[Values] = ()
+    cells: Sequence[Mapping[str, Any]],
+    values: Sequence[Values],
+    base: Sequence[Values] = (),
+    with_base: Sequence[Values | None] = (),
 ) -> list[dict[str, Any]]:
     """One entry an (arm, credit), in order of appearance: its metrics over seeds, and pass@1 against the first one's.
 
     `cells` need `arm`, `credit`, `seed`; `values[i]` are those of cell i's evaluation; `base` the untrained base's
-    repeated evaluations, for the noise band. Raises ValueError where an evaluation lacks a problem that another has.
+    repeated evaluations, for the noise band; `with_base[i]` those of cell i beside the untrained base.
+    `spread` is of the seeds' pass@1. Raises ValueError where an evaluation lacks a problem that another has.
     """
     groups: dict[tuple[str, str], list[int]] = {}
     for index, cell in enumerate(cells):
@@ -35,6 +39,11 @@ def compare_arms(
         for metric in PROBLEM_METRICS:
             value_SP = table([values[i] for i in members], metric)
             entry["metrics"][metric] = None if value_SP is None else over_seeds(value_SP)._asdict()
+        solved_SP = table([values[i] for i in members], "pass_at_1")
+        spread = None if solved_SP is None else seed_spread(solved_SP.mean(axis=1))
+        entry["spread"] = None if spread is None else spread._asdict()
+        beside_SP = table([with_base[i] or {} for i in members], "pass_at_1") if with_base else None
+        entry["with_untrained_partner"] = None if beside_SP is None else over_seeds(beside_SP)._asdict()
         if members is not first:
             band = noise_band([np.mean(list(v["pass_at_1"].values())) for v in base], len(members), len(first))
             pairs = [table([values[i] for i in group], "pass_at_1") for group in (members, first)]

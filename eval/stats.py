@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import bootstrap
+from scipy.stats import bootstrap, chi2
 from scipy.stats import t as student_t
 
 BOOTSTRAP_DRAWS = 2000
@@ -115,6 +115,29 @@ def compare(a_SP: np.ndarray, b_SP: np.ndarray, noise_band: float | None = None)
     fewest = min(len(a_SP), len(b_SP))
     said = verdict(delta, (problem_low, problem_high), (low, high), fewest, noise_band)
     return Comparison(delta, float(low), float(high), problem_low, problem_high, fewest, said)
+
+
+class Spread(NamedTuple):
+    """How far seeds lie apart: `sd` of their means with its 95% interval, the `worst` and the `best` of `n`."""
+
+    sd: float
+    low: float
+    high: float
+    worst: float
+    best: float
+    n: int
+
+
+def seed_spread(means_S: np.ndarray) -> Spread | None:
+    """Spread of seeds' means; the interval is chi-squared's, sd * sqrt((n - 1) / chi2(n - 1)), so it takes them to be
+    normal. None for fewer than 2 seeds."""
+    means_S = np.asarray(means_S, np.float64)
+    n = means_S.size
+    if n < 2:
+        return None
+    sd = float(means_S.std(ddof=1))
+    low, high = (sd * np.sqrt((n - 1) / chi2.ppf(q, n - 1)) for q in (0.975, 0.025))
+    return Spread(sd, float(low), float(high), float(means_S.min()), float(means_S.max()), n)
 
 
 def noise_band(base_R: np.ndarray, n_a: int, n_b: int) -> float | None:

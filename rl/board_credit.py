@@ -12,10 +12,8 @@ from math import factorial
 
 import numpy as np
 
+from rl.chat_credit import GAMMA
 from rl.credit import Credit, Group, Needs
-
-GAMMA = 0.3
-"""Discount of `discounted_team`, as in MAPoRL (Park et al., 2025)."""
 
 OWN_WEIGHT = 0.5
 """w of `own_plus_readers` when a run begins; it falls linearly to 0."""
@@ -123,7 +121,7 @@ def shapley(group: Group) -> np.ndarray:
     return value_GU
 
 
-def discounted_team(group: Group) -> Credit:
+def discounted_board(group: Group) -> Credit:
     """Own grade now + gamma-discounted mean of everyone's later grades, over the discounts' sum (MAPoRL).
 
     For every graded turn; the baseline is the mean over the episode's graded turns of the same round.

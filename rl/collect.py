@@ -1,4 +1,7 @@
-"""Collect: a step's episodes, what its rules need measured, and what each turn is paid."""
+"""Collect: which problems a step plays, what its rules need measured, and what each turn is paid.
+
+The episodes themselves are drawn by rl.draw.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from rl.batch import Row
-from rl.credit import Credit, CreditSummary, Group, Needs, correlation, summarise
-from rl.reread import Reading, measure, shape_of, twice
+from rl.credit import ChatOptions, Credit, CreditSummary, Group, Needs, correlation, summarise
+from rl.prefix import continue_from
+from rl.reread import NOTHING, Measured, Reading, correct_of, measure, shape_of, twice
 from rl.rules import CREDITS
 from rollout.distribution import Sampling
-from rollout.episode import Episode, EpisodePlan
-from rollout.play import play_graded
+from rollout.episode import Episode
 from rollout.policy import Policy
 from tasks.base import Problem, Task
 from tasks.grading import Grader
@@ -32,23 +35,27 @@ class Cell:
 
 @dataclass(frozen=True)
 class Settings:
-    """How a step is collected: `episodes` a problem, `draws` of each re-reading, `rows_at_once` that are scored."""
+    """How a step is collected: `episodes` a problem and round, `draws` of each re-reading or continuation,
+    `rows_at_once` that are scored, `chat`: choices of the chat rules."""
 
     episodes: int
     draws: int
     rows_at_once: int
     sampling: Sampling
+    chat: ChatOptions = ChatOptions()
 
 
 @dataclass(frozen=True)
 class Collected:
-    """One cell's step: `episodes_PG`, their groups and credit by problem, the rows to train and the diagnostics."""
+    """One cell's step: `episodes_PG`, their groups and credit by problem, the rows to train and the diagnostics;
+    `measured_tokens`: sampled to measure what the rule needs."""
 
     episodes_PG: list[list[Episode]]
     groups_P: list[Group]
     credits_P: list[Credit]
     rows: list[Row]
     summary: CreditSummary
+    measured_tokens: int = 0
 
 
 def problems_at(
@@ -66,28 +73,6 @@ def problems_at(
     return chosen
 
 
-def play_step(
-    policy: Policy,
-    grader: Grader,
-    cells: Sequence[Cell],
-    problems_XP: Sequence[Sequence[Problem]],
-    step: int,
-    settings: Settings,
-) -> list[list[list[Episode]]]:
-    """Play and grade every cell's problems: `episodes[cell][problem][episode]`."""
-    size = settings.episodes
-    plans_XE = [
-        [
-            EpisodePlan(cell.task, problem, episode, cell.seed, step, (1.0,) * len(cell.task.agents))
-            for problem in problems
-            for episode in range(size)
-        ]
-        for cell, problems in zip(cells, problems_XP, strict=True)
-    ]
-    episodes_XE = play_graded(policy, grader, plans_XE, settings.sampling)
-    return [[episodes[i : i + size] for i in range(0, len(episodes), size)] for episodes in episodes_XE]
-
-
 def credit_step(
     policy: Policy,
     grader: Grader,
@@ -96,16 +81,22 @@ def credit_step(
     progress: float,
     settings: Settings,
 ) -> list[Collected]:
-    """Measure what the cells' rules need on other boards, and pay every turn."""
+    """Measure what the cells' rules need on other boards or from prefixes, and pay every turn."""
     readings_X = [
         reading_of(cell, episodes_PG, CREDITS[cell.credit].needs)
         for cell, episodes_PG in zip(cells, episodes_XPG, strict=True)
     ]
-    measured_X = measure(policy, grader, readings_X, settings.draws, settings.sampling, settings.rows_at_once)
+    boards_X = measure(policy, grader, readings_X, settings.draws, settings.sampling, settings.rows_at_once)
+    prefixes_X = continue_from(policy, grader, _by_prefix(readings_X), settings.draws, 0, settings.sampling)
     return [
-        pay(cell, episodes_PG, progress, measured)
-        for cell, episodes_PG, measured in zip(cells, episodes_XPG, measured_X, strict=True)
+        pay(cell, episodes_PG, settings, progress, prefixes if boards is NOTHING else boards)
+        for cell, episodes_PG, boards, prefixes in zip(cells, episodes_XPG, boards_X, prefixes_X, strict=True)
     ]
+
+
+def _by_prefix(readings_X: Sequence[Reading]) -> list[Reading]:
+    """The readings without the episodes of those that don't ask for prefixes."""
+    return [r if r.needs is Needs.PREFIXES else r._replace(episodes=[]) for r in readings_X]
 
 
 def reading_of(cell: Cell, episodes_PG: list[list[Episode]], needs: Needs) -> Reading:
@@ -114,32 +105,40 @@ def reading_of(cell: Cell, episodes_PG: list[list[Episode]], needs: Needs) -> Re
 
 
 def pay(
-    cell: Cell, episodes_PG: list[list[Episode]], progress: float = 0.0, measured: np.ndarray | None = None
+    cell: Cell,
+    episodes_PG: list[list[Episode]],
+    settings: Settings,
+    progress: float = 0.0,
+    measured: Measured = NOTHING,
 ) -> Collected:
-    """Credit for one cell's groups, as rows in the order problem, episode, turn.
-
-    `measured` [P * G, U, 2^notes]: see rl.reread.
-    """
-    groups_P = groups_of(cell.task, episodes_PG, progress, measured)
+    """Credit for one cell's groups, as rows in the order problem, episode, turn; episodes not kept have none."""
+    shared = shape_of(cell.task)._replace(progress=progress, first=settings.episodes, options=settings.chat)
+    groups_P = groups_of(shared, episodes_PG, measured)
     credits_P = [CREDITS[cell.credit].pay(group) for group in groups_P]
     rows = [
         Row(utterance, float(credit.advantage_GU[g, utterance.turn]), cell.task.turns[utterance.turn].max_tokens)
         for episodes, credit in zip(episodes_PG, credits_P, strict=True)
         for g, episode in enumerate(episodes)
+        if credit.kept[g]
         for utterance in episode.utterances
     ]
-    return Collected(episodes_PG, groups_P, credits_P, rows, summarise(groups_P, credits_P))
+    trained_PG = [[sum(len(u.tokens) * u.trained for u in e.utterances) for e in group] for group in episodes_PG]
+    summary = summarise(groups_P, credits_P, trained_PG)
+    return Collected(episodes_PG, groups_P, credits_P, rows, summary, measured.tokens)
 
 
-def groups_of(
-    task: Task, episodes_PG: list[list[Episode]], progress: float, measured: np.ndarray | None
-) -> list[Group]:
-    """The grades of each problem's episodes as arrays, and what was measured of them."""
-    groups, start, shape = [], 0, shape_of(task)
+def groups_of(shared: Group, episodes_PG: list[list[Episode]], measured: Measured = NOTHING) -> list[Group]:
+    """The grades of each problem's episodes as arrays, and what was measured of them; the rest is `shared`."""
+    groups, start = [], 0
     for episodes in episodes_PG:
-        correct_GU = np.array([[np.nan if u.correct is None else u.correct for u in e.utterances] for e in episodes])
-        by_board = None if measured is None else measured[start : start + len(episodes)]
-        groups.append(shape._replace(correct_GU=correct_GU, progress=progress, by_board_GUS=by_board))
+        part = slice(start, start + len(episodes))
+        groups.append(
+            shared._replace(
+                correct_GU=correct_of(episodes),
+                by_board_GUS=None if measured.by_board_EUS is None else measured.by_board_EUS[part],
+                before_GU=None if measured.before_EU is None else measured.before_EU[part],
+            )
+        )
         start += len(episodes)
     return groups
 
@@ -147,23 +146,43 @@ def groups_of(
 def reliability(
     policy: Policy, grader: Grader, cells: Sequence[Cell], collected_X: Sequence[Collected], settings: Settings
 ) -> list[float | None]:
-    """Split-half reliability of each cell's note credit: the correlation, over all notes of the step, of the credit
-    from two independent re-readings of the same notes. 0 means that the rule is noise. None: chats, rules that pay
-    notes nothing, or credit that doesn't vary. Costs two readings of every board and twice the rule's own re-readings.
+    """Split-half reliability of each cell's note credit, or of its turns' credit by prefixes: the correlation, over the
+    step, of the credit from two independent re-readings of the same notes (continuations of the same prefixes).
+
+    0 means that the rule is noise. None: other chat rules, rules that pay notes nothing, or credit that doesn't vary.
+    Costs two readings of every board and twice the rule's own re-readings or continuations.
     """
-    asked_X = [CREDITS[cell.credit].boards and CREDITS[cell.credit].varies for cell in cells]
-    if not any(asked_X):
-        return [None] * len(cells)
+    rules_X = [CREDITS[cell.credit] for cell in cells]
     readings_X = [
-        reading_of(cell, got.episodes_PG if asked else [], CREDITS[cell.credit].needs)
-        for cell, got, asked in zip(cells, collected_X, asked_X, strict=True)
+        reading_of(cell, got.episodes_PG, rule.needs)
+        for cell, got, rule in zip(cells, collected_X, rules_X, strict=True)
     ]
-    halves = twice(policy, grader, readings_X, settings.draws, settings.sampling)
-    found: list[float | None] = []
-    for x, (cell, got) in enumerate(zip(cells, collected_X, strict=True)):
-        credit = [note_credit(cell, got.groups_P, *half[x]) for half in halves] if asked_X[x] else None
-        found.append(None if credit is None else correlation(*credit))
-    return found
+    asked_X = [bool(cell.task.notes) and rule.varies for cell, rule in zip(cells, rules_X, strict=True)]
+    noted_X = [r if asked else r._replace(episodes=[]) for r, asked in zip(readings_X, asked_X, strict=True)]
+    halves: list[list[np.ndarray | None]] = [[None] * len(cells), [None] * len(cells)]
+    if any(asked_X):
+        for half, read_X in zip(halves, twice(policy, grader, noted_X, settings.draws, settings.sampling), strict=True):
+            for x, asked in enumerate(asked_X):
+                if asked:
+                    half[x] = note_credit(cells[x], collected_X[x].groups_P, *read_X[x])
+    by_prefix_X = _by_prefix(readings_X)
+    if any(r.episodes for r in by_prefix_X):
+        for part, half in enumerate(halves, start=1):
+            read_X = continue_from(policy, grader, by_prefix_X, settings.draws, part, settings.sampling)
+            for x, read in enumerate(read_X):
+                if read.before_EU is not None:
+                    half[x] = turn_credit(cells[x], collected_X[x].groups_P, read)
+    return [None if a is None or b is None else correlation(a, b) for a, b in zip(*halves, strict=True)]
+
+
+def turn_credit(cell: Cell, groups_P: Sequence[Group], measured: Measured) -> np.ndarray:
+    """The advantages of all turns, flat, if prefixes had been worth what was `measured`."""
+    out, start = [], 0
+    for group in groups_P:
+        again = group._replace(before_GU=measured.before_EU[start : start + len(group.correct_GU)])
+        out.append(CREDITS[cell.credit].pay(again).advantage_GU.reshape(-1))
+        start += len(group.correct_GU)
+    return np.concatenate(out)
 
 
 def note_credit(cell: Cell, groups_P: Sequence[Group], own_EU: np.ndarray, measured: np.ndarray | None) -> np.ndarray:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rl.loss import Normalisation
-from rl.rules import CREDITS
+from rl.rules import CREDITS, TWIN
 from rollout.distribution import Sampling
 from tasks.board import BoardSizes
 from tasks.registry import TASKS
@@ -74,7 +74,20 @@ class Config:
     deal: Literal["whole", "dealt"] = "dealt"
     """What a copy at a board sees: the whole problem, or one half of its facts (copy j holds half j mod 2)."""
     rereads: int = 1
-    """Re-readings of each other board, for credit rules that compare boards."""
+    """Re-readings of each other board, for credit rules that compare boards; continuations of each prefix of a chat,
+    for `prefix_value`."""
+    ada_rounds: int = 3
+    """Rounds of chats that reinforce_ada draws of a problem at most, the first included."""
+    ada_flat: Literal["equal", "binary"] = "equal"
+    """reinforce_ada calls a problem flat if its chats' team rewards are all equal, or if none or all are full wins."""
+    ada_replay: Literal["flat", "all_wrong"] = "flat"
+    """Which flat problems reinforce_ada draws again: all, or those without any reward."""
+    ada_keep_flat: bool = True
+    """Problems that stay flat keep their tokens in the loss's denominator."""
+    ada_baseline: Literal["drawn", "kept"] = "drawn"
+    """reinforce_ada's baseline: the mean of every chat drawn, or of the chats kept."""
+    raft_norm: Literal["tokens", "win_tokens"] = "tokens"
+    """raft divides its loss by the tokens of all chats, or of the winners."""
     reliability_every: int = 10
     """Steps between measurements of the split-half reliability of note credit (two re-readings); 0: never."""
     message_tokens: int = 24
@@ -140,65 +153,17 @@ class Config:
     """Evaluate on held-out problems before and after."""
 
 
-TINY = Config()
-QWEN = dataclasses.replace(
-    TINY,
-    preset="qwen2.5-1.5b",
-    model="Qwen/Qwen2.5-1.5B-Instruct",
-    dtype="bfloat16",
-    remat=True,
-    data="openai/gsm8k",
-    deal="whole",
-    steps=80,
-    message_tokens=160,
-    answer_tokens=384,
-    prompt_style="full",
-    max_prompt_tokens=1280,
-    lr=1e-4,
-    eval_rows=200,
-)
-BOARD = {"problems_per_step": 8, "episodes_per_problem": 1, "eval_episodes": 1}
-PRESETS: dict[tuple[str, str], Config] = {
-    ("tiny", "talk_to_solve"): TINY,
-    ("tiny", "talk_three"): dataclasses.replace(TINY, task="talk_three"),
-    ("tiny", "ask_to_solve"): dataclasses.replace(TINY, task="ask_to_solve"),
-    ("tiny", "message_board"): dataclasses.replace(TINY, task="message_board", **BOARD),
-    ("tiny", "board_writers"): dataclasses.replace(TINY, task="board_writers", **BOARD),
-    ("qwen2.5-1.5b", "talk_to_solve"): QWEN,
-    ("qwen2.5-1.5b", "talk_three"): dataclasses.replace(QWEN, task="talk_three", max_prompt_tokens=1792),
-    ("qwen2.5-1.5b", "ask_to_solve"): dataclasses.replace(QWEN, task="ask_to_solve", message_tokens=48),
-    ("qwen2.5-1.5b", "message_board"): dataclasses.replace(
-        QWEN,
-        task="message_board",
-        **(BOARD | {"problems_per_step": 12}),
-        train_problems=512,
-        heldout_problems=120,
-        steps=40,
-        message_tokens=256,
-        max_prompt_tokens=2048,
-    ),
-    ("qwen2.5-1.5b", "board_writers"): dataclasses.replace(
-        QWEN,
-        task="board_writers",
-        **(BOARD | {"problems_per_step": 12}),
-        data="EleutherAI/hendrycks_math",
-        message_tokens=256,
-        answer_tokens=512,
-        max_prompt_tokens=1536,
-    ),
-}
-"""Defaults by (preset, task): the built-in wind tunnel, and the published settings (SPEC 2)."""
-
-
 def check(config: Config) -> None:
     """Refuse what cannot be run, before anything is loaded. Raises ConfigError."""
     spec = TASKS[config.task]
     _choices("--arms", config.arms, tuple(spec.arms), f"task {config.task}")
     _choices("--credit", config.credit, tuple(CREDITS), "this stack")
-    useless = [c for c in config.credit if CREDITS[c].boards != spec.boards]
+    useless = [c for c in config.credit if not CREDITS[c].serves(spec.boards)]
     if useless:
-        useful = ", ".join(name for name, rule in CREDITS.items() if rule.boards == spec.boards)
+        useful = ", ".join(name for name, rule in CREDITS.items() if rule.serves(spec.boards))
         raise ConfigError(f"--credit {useless[0]} is of no use to task {config.task}; it takes {useful}")
+    if "grpo_equal_compute" in config.credit and TWIN not in config.credit:
+        raise ConfigError(f"--credit grpo_equal_compute draws as many chats as {TWIN} does; add it to the study")
     if spec.boards:
         try:
             BoardSizes(config.copies, config.degree, config.message_tokens, config.answer_tokens)
@@ -210,7 +175,7 @@ def check(config: Config) -> None:
             raise ConfigError(f"--{name} must name at least one value and none twice; got {list(values)}")
     positive = (
         "rank steps problems_per_step episodes_per_problem message_tokens answer_tokens max_prompt_tokens micro_rows "
-        "rereads train_problems heldout_problems checkpoint_every episodes_every "
+        "rereads ada_rounds train_problems heldout_problems checkpoint_every episodes_every "
         "base_evaluations eval_episodes normalisation_chunks"
     )
     for name in positive.split():

@@ -129,14 +129,16 @@ def results_table(results: dict[str, Any]) -> RenderableType:
 def arms_table(arms: list[dict[str, Any]]) -> RenderableType:
     """Every (arm, credit rule) across its seeds, and its difference from the first."""
     table = Table(title="across seeds: mean and 95% interval (problems and seeds)", title_justify="left")
-    for name in ("rule", "seeds", "team solves it", "against the first"):
+    for name in ("rule", "team solves it", "sd of seeds, worst", "against the first"):
         table.add_column(name, no_wrap=True)
     for entry in arms:
-        against = entry.get("against_first")
+        against, spread = entry.get("against_first"), entry.get("spread")
         table.add_row(
             f"{entry['arm']}\n{entry['credit']}",
-            str(len(entry["seeds"])),
-            format_estimate(entry["metrics"]["pass_at_1"]),
+            f"{format_estimate(entry['metrics']['pass_at_1'])}\n{len(entry['seeds'])} seeds",
+            ""
+            if spread is None
+            else f"{spread['sd']:.2f} [{spread['low']:.2f}, {spread['high']:.2f}]\n{spread['worst']:.2f}",
             ""
             if against is None
             else f"{against['delta']:+.2f} [{against['low']:+.2f}, {against['high']:+.2f}]\n{against['verdict']}",

@@ -35,6 +35,18 @@ class Reading(NamedTuple):
     needs: Needs
 
 
+class Measured(NamedTuple):
+    """What was measured of one cell's E episodes: `by_board_EUS` [E, U, 2^notes] and `before_EU` [E, U] as in
+    rl.credit.Group, None where it wasn't; `tokens` sampled for it."""
+
+    by_board_EUS: np.ndarray | None = None
+    before_EU: np.ndarray | None = None
+    tokens: int = 0
+
+
+NOTHING = Measured()
+
+
 def measure(
     policy: Policy,
     grader: Grader,
@@ -42,8 +54,8 @@ def measure(
     draws: int,
     sampling: Sampling,
     rows_at_once: int,
-) -> list[np.ndarray | None]:
-    """Per cell [E, U, 2^notes], what each reader makes of the boards its rule asks about; None if it asks nothing."""
+) -> list[Measured]:
+    """Per cell, what each reader makes of the boards its rule asks about."""
     boards_X = [_boards(reading.task, reading.needs) for reading in readings_X]
     forced_X = [reading.needs is Needs.EVIDENCE for reading in readings_X]
     sampled = [[] if forced else boards for boards, forced in zip(boards_X, forced_X, strict=True)]
@@ -51,7 +63,7 @@ def measure(
     grades_X = read_again(policy, grader, readings_X, sampled, draws, 0, sampling)
     evidence_X = weigh_evidence(policy, readings_X, weighed, rows_at_once)
     return [
-        None if not boards else evidence if forced else grades
+        NOTHING if not boards else Measured(evidence) if forced else grades
         for boards, forced, grades, evidence in zip(boards_X, forced_X, grades_X, evidence_X, strict=True)
     ]
 
@@ -68,11 +80,11 @@ def twice(
     boards_X = [_boards(r.task, needs, own=True) for r, needs in zip(readings_X, needs_X, strict=True)]
     halves = []
     for part in (1, 2):
-        values_X = read_again(policy, grader, readings_X, boards_X, draws, part, sampling)
+        read_X = read_again(policy, grader, readings_X, boards_X, draws, part, sampling)
         halves.append(
             [
-                (_on_own_boards(r, values), None if needs is Needs.GRADES else values)
-                for r, needs, values in zip(readings_X, needs_X, values_X, strict=True)
+                (_on_own_boards(r, read.by_board_EUS), None if needs is Needs.GRADES else read.by_board_EUS)
+                for r, needs, read in zip(readings_X, needs_X, read_X, strict=True)
             ]
         )
     return halves
@@ -86,8 +98,8 @@ def read_again(
     draws: int,
     part: int,
     sampling: Sampling,
-) -> list[np.ndarray]:
-    """Per cell [E, U, 2^notes]: mean grade over `draws` readings. `boards_X[x]`: tuples of a board for each reader,
+) -> list[Measured]:
+    """Per cell `by_board_EUS`: mean grade over `draws` readings. `boards_X[x]`: tuples of a board for each reader,
     each tuple one re-reading of all readers. `part` keeps the draws of different measurements apart."""
     plans_X, places_X = [], []
     for reading, boards in zip(readings_X, boards_X, strict=True):
@@ -104,7 +116,7 @@ def read_again(
         places_X.append(places)
     played_X = play_graded(policy, grader, plans_X, sampling)
     return [
-        _mean_grades(reading, places, played)
+        Measured(_mean_grades(reading, places, played), tokens=fresh_tokens(played))
         for reading, places, played in zip(readings_X, places_X, played_X, strict=True)
     ]
 
@@ -149,10 +161,20 @@ def again(plan: EpisodePlan, task: Task, number: int, notes: dict) -> EpisodePla
     return dataclasses.replace(plan, task=task, episode=plan.episode + number * REREAD, given=notes)
 
 
-def shape_of(task: Task) -> Group:
-    """One episode of a task as a group, with grades still to be filled in."""
+def fresh_tokens(episodes: Sequence[Episode]) -> int:
+    """Tokens that were sampled for these episodes; what was given to them cost nothing."""
+    return sum(len(u.tokens) for e in episodes for u in e.utterances if u.turn not in e.plan.given)
+
+
+def correct_of(episodes: Sequence[Episode]) -> np.ndarray:
+    """[G, U]: the grades of these episodes' turns, NaN where a turn has none."""
+    return np.array([[np.nan if u.correct is None else u.correct for u in e.utterances] for e in episodes])
+
+
+def shape_of(task: Task, episodes: Sequence[Episode] = ()) -> Group:
+    """Episodes of a task as a group; without any, one whose grades are still to be filled in."""
     return Group(
-        correct_GU=np.zeros((1, len(task.turns))),
+        correct_GU=correct_of(episodes) if episodes else np.zeros((1, len(task.turns))),
         reads_UU=task.reads_UU,
         notes_U=np.array([turn.note for turn in task.turns]),
         round_U=np.array([turn.round for turn in task.turns]),

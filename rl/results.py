@@ -1,9 +1,9 @@
 """What a run found: its evaluations, each played once and kept, and results.json.
 
 results.json, schema 1: `task`, `config`, `base` {arm: metrics}, `cells` [{name, arm, credit, seed, steps, adapter,
-diagnostics, evaluations {trained, with_untrained_partner: metrics}}], `arms` (eval.arms: across seeds), `sampling`,
-`data`, `versions`, `device`, `seconds` by phase, `compiles` {shape: seconds}. Metrics are {name: {mean, low, high, n}
-or null}; intervals are 95%.
+diagnostics, cost, evaluations {trained, with_untrained_partner: metrics}}], `arms` (eval.arms: across seeds),
+`sampling`, `data`, `versions`, `device`, `seconds` by phase, `compiles` {shape: seconds}. Metrics are {name: {mean,
+low, high, n} or null}; intervals are 95%.
 """
 
 import importlib.metadata
@@ -89,7 +89,9 @@ def _base_values(study: Study, run_dir: RunDir) -> list[dict[str, Any]]:
 
 DIAGNOSTICS = (
     "reward",
+    "credit/flat_first_frac",
     "credit/flat_group_frac",
+    "credit/solved_token_frac",
     "credit/flat_notes_frac",
     "credit/mean_abs_advantage_notes",
     "credit/mean_abs_advantage_answers",
@@ -112,17 +114,47 @@ def diagnostics(run_dir: RunDir, cell: str) -> dict[str, Any]:
     return found
 
 
+def cost_by_cell(run_dir: RunDir, cells: list[str]) -> dict[str, dict[str, float]]:
+    """What training each cell took: `episodes` and `sampled_tokens` drawn (those of measuring its credit included),
+    `trained_tokens`, and `seconds`, compilation, saving and evaluation left out.
+
+    Cells run in the same batches, so seconds are shared out: a step's sampling by the tokens a cell drew, its credit
+    by the tokens sampled for that, its update by the rows that had a gradient. A cell alone would take more.
+    """
+    cost = {name: {"episodes": 0, "sampled_tokens": 0, "trained_tokens": 0, "seconds": 0.0} for name in cells}
+    lines = [json.loads(line) for line in (run_dir.path / "metrics.jsonl").read_text().splitlines()]
+    timing = [json.loads(line) for line in (run_dir.path / "timing.jsonl").read_text().splitlines()]
+    by_step: dict[int, list[dict[str, Any]]] = {}
+    for line in lines:
+        by_step.setdefault(line["step"], []).append(line)
+    for time in timing:
+        step = by_step[time["step"]]
+        collect = time["time/collect_s"] - time.get("time/collect/compile_s", 0.0)
+        parts = ((collect, "rollout/sampled_tokens"), (time["time/credit_s"], "credit/sampled_tokens"))
+        for seconds, share in (*parts, (time["time/update_s"], "loss/live_rows")):
+            total = sum(line[share] for line in step)
+            for line in step:
+                cost[line["cell"]]["seconds"] += seconds * (line[share] / total if total else 1 / len(step))
+        for line in step:
+            cost[line["cell"]]["episodes"] += line["rollout/episodes"]
+            cost[line["cell"]]["sampled_tokens"] += line["rollout/sampled_tokens"] + line["credit/sampled_tokens"]
+            cost[line["cell"]]["trained_tokens"] += line["loss/trained_tokens"]
+    return cost
+
+
 def write_results(study: Study, run_dir: RunDir, seconds: dict[str, float], device: str) -> dict[str, Any]:
     """Gather everything into results.json and return it."""
     c = study.config
     compiles = {"x".join(map(str, k)): s for k, s in study.policy.compiles.items()}
     compiles = {f"sample {k}": s for k, s in compiles.items()} | study.learner.compiles
-    base, cells, trained = {}, [], []
+    base, cells, trained, with_base = {}, [], [], []
+    costs = cost_by_cell(run_dir, [cell.name for cell in study.cells])
     if c.evaluate:
         base = {arm: run_dir.load_evaluation(base_name(arm, 0))["metrics"] for arm in study.tasks}
     for cell in study.cells:
         found = {name: run_dir.load_evaluation(f"{cell.name}-{name}") for name in ("trained", "with_untrained_partner")}
         trained.append(found["trained"]["problems"] if found["trained"] else None)
+        with_base.append(found["with_untrained_partner"]["problems"] if found["with_untrained_partner"] else None)
         cells.append(
             {
                 "name": cell.name,
@@ -132,6 +164,7 @@ def write_results(study: Study, run_dir: RunDir, seconds: dict[str, float], devi
                 "steps": int(study.state.step),
                 "adapter": f"adapters/{cell.name}",
                 "diagnostics": diagnostics(run_dir, cell.name),
+                "cost": costs[cell.name],
                 "evaluations": {name: kept["metrics"] for name, kept in found.items() if kept is not None},
             }
         )
@@ -141,7 +174,7 @@ def write_results(study: Study, run_dir: RunDir, seconds: dict[str, float], devi
         "config": to_json(c),
         "base": base,
         "cells": cells,
-        "arms": compare_arms(cells, trained, _base_values(study, run_dir)) if c.evaluate else [],
+        "arms": compare_arms(cells, trained, _base_values(study, run_dir), with_base) if c.evaluate else [],
         "sampling": {"train": vars(study.train_sampling), "evaluation": vars(study.eval_sampling)},
         "data": {
             "fingerprint": study.problems.fingerprint,

@@ -1,5 +1,6 @@
 """Set a study up: problems, tokenizer, cells, policy, learner, fresh state, in the order that fails cheapest first."""
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from model.lora import LoraConfig, init_lora
 from model.tokenizer import ChatTokenizer
 from rl.collect import Cell, Settings
 from rl.config import Config, ConfigError
+from rl.credit import ChatOptions
 from rl.update import Learner, OptimConfig, TrainState, init_state
 from rollout.distribution import Sampling
 from rollout.play import longest_prompt
@@ -52,7 +54,8 @@ class Study:
         """How a step is collected."""
         c = self.config
         rows = c.problems_per_step * c.episodes_per_problem
-        return Settings(c.episodes_per_problem, c.rereads, rows, self.train_sampling)
+        chat = ChatOptions(*(getattr(c, field.name) for field in dataclasses.fields(ChatOptions)))
+        return Settings(c.episodes_per_problem, c.rereads, rows, self.train_sampling, chat)
 
     @property
     def eval_sampling(self) -> Sampling:

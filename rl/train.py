@@ -25,9 +25,11 @@ from model.tokenizer import TokenizerError
 from model.weights import WeightsError
 from rl import display
 from rl.batch import pack
-from rl.collect import Cell, Collected, credit_step, play_step, problems_at, reliability
-from rl.config import PRESETS, Config, ConfigError, check, differences, from_json, to_json
+from rl.collect import Cell, Collected, credit_step, problems_at, reliability
+from rl.config import Config, ConfigError, check, differences, from_json, to_json
+from rl.draw import play_step
 from rl.metrics import Phases, step_metrics
+from rl.presets import PRESETS
 from rl.results import evaluate_base, evaluate_trained, write_results
 from rl.run_dir import RunDir, episode_json
 from rl.stop import Stopped, StopRequest

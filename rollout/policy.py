@@ -120,14 +120,20 @@ class Policy:
         return replies_X
 
     def active(self, busy_X: Sequence[bool]) -> tuple[list[int], Any]:
-        """The cells to run and their adapters: all of them, unless at least half have nothing to do (then the busy).
+        """The cells to run and their adapters: all of them, or a quarter, or a quarter of that, if these hold the busy.
 
-        A smaller X is another shape to compile, which pays only where much would be computed for nothing.
+        A smaller X is another shape to compile, which pays only where much would be computed for nothing. Idle cells
+        fill the places that are left.
         """
         busy = [x for x, yes in enumerate(busy_X) if yes]
-        if not busy or 2 * len(busy) > self.cells:
+        size = self.cells
+        while busy and len(busy) <= -(-size // 4) < size:
+            size = -(-size // 4)
+        if size == self.cells:
             return list(range(self.cells)), self.lora
-        return busy, jax.tree.map(lambda leaf: leaf[np.array(busy)], self.lora)
+        idle = [x for x, yes in enumerate(busy_X) if not yes]
+        chosen = sorted(busy + idle[: size - len(busy)])
+        return chosen, jax.tree.map(lambda leaf: leaf[np.array(chosen)], self.lora)
 
     def _sample_part(
         self, lora: Any, part_X: list[Sequence[Request]], row_count: int, sampling: Sampling

@@ -74,20 +74,30 @@ class Forced(NamedTuple):
 
 
 def score(policy: Policy, rows_X: Sequence[Sequence[Forced]], rows_at_once: int) -> list[list[np.ndarray]]:
-    """Log-probs [T] of each row's forced tokens, untempered, in the rows' places; `rows_at_once` a cell and call."""
-    out_X: list[list[np.ndarray]] = [[] for _ in rows_X]
+    """Log-probs [T] of each row's forced tokens, untempered, in the rows' places; `rows_at_once` a cell and call.
+
+    Rows of like length share a call, so that short boards don't pay for long ones.
+    """
+    out_X: list[list[np.ndarray]] = [[np.empty(0)] * len(rows) for rows in rows_X]
     if not any(rows_X):
         return out_X
+    order_X = [sorted(range(len(rows)), key=lambda i, rows=rows: _length(rows[i])) for rows in rows_X]
     active, lora = policy.active([bool(rows) for rows in rows_X])
     for start in range(0, max(map(len, rows_X)), rows_at_once):
-        part_X = [rows_X[x][start : start + rows_at_once] for x in active]
-        for x, part in zip(active, _score_part(policy, lora, part_X, rows_at_once), strict=True):
-            out_X[x].extend(part)
+        places_X = [order_X[x][start : start + rows_at_once] for x in active]
+        part_X = [[rows_X[x][i] for i in places] for x, places in zip(active, places_X, strict=True)]
+        for x, places, logps in zip(active, places_X, _score_part(policy, lora, part_X, rows_at_once), strict=True):
+            for i, logp in zip(places, logps, strict=True):
+                out_X[x][i] = logp
     return out_X
 
 
+def _length(row: Forced) -> int:
+    return len(row.prompt_tokens) + len(row.tokens)
+
+
 def _score_part(policy: Policy, lora: Any, part_X: list[Sequence[Forced]], row_count: int) -> list[list[np.ndarray]]:
-    longest = max(len(r.prompt_tokens) + len(r.tokens) for part in part_X for r in part)
+    longest = max(_length(r) for part in part_X for r in part)
     forced = max(len(r.tokens) for part in part_X for r in part)
     forced = -(-forced // FORCED_BUCKET) * FORCED_BUCKET
     buckets = [bucket + FORCED_BUCKET + forced for bucket in policy.prompt_buckets]

@@ -84,7 +84,7 @@ class Problems:
 
 @dataclass(frozen=True)
 class DataOptions:
-    """Where problems come from: `source` is one of tasks.stories.SETS (built in), a JSONL directory or file, or a hub id."""
+    """Where problems come from: `source` is one of tasks.stories.SETS (built in), a JSONL directory or a hub id."""
 
     source: str
     split_rule: str

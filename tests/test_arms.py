@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import t as student_t
 
 from eval.arms import compare_arms, table
-from eval.stats import compare, noise_band, over_seeds, seed_half_width, verdict
+from eval.stats import compare, noise_band, over_seeds, seed_half_width, seed_spread, verdict
 
 
 def test_a_difference_by_hand():
@@ -90,3 +90,12 @@ def test_arms_of_a_study():
     assert first["metrics"]["pass_at_1"]["mean"] == 0.25 and second["metrics"]["pass_at_1"]["mean"] == 0.875
     assert second["against_first"]["delta"] == 0.625
     assert first["metrics"]["notes_right"]["n"] == 2 and first["metrics"]["sends_own"] is None
+
+
+def test_the_spread_of_seeds_by_hand():
+    """Means 0.1, 0.2, 0.3: sd 0.1; chi2(2) has quantiles 0.0506 and 7.378."""
+    spread = seed_spread(np.array([0.2, 0.1, 0.3]))
+    assert spread.sd == pytest.approx(0.1) and (spread.worst, spread.best, spread.n) == (0.1, 0.3, 3)
+    assert spread.low == pytest.approx(0.1 * np.sqrt(2 / 7.377759), rel=1e-5)
+    assert spread.high == pytest.approx(0.1 * np.sqrt(2 / 0.0506356), rel=1e-5)
+    assert seed_spread(np.array([0.2])) is None

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from rl.collect import Cell, Settings, credit_step, groups_of, pay, play_step, problems_at
+from rl.collect import Cell, Settings, credit_step, groups_of, pay, problems_at
+from rl.draw import play_step
+from rl.reread import shape_of
 from rollout.distribution import Sampling
 from tasks.talk import talk_task
 from tests import tiny
@@ -11,6 +13,7 @@ from tests import tiny
 PROBLEMS = [tiny.problem(f"p{i}") for i in range(10)]
 TASK = talk_task("channel_on", message_tokens=5, answer_tokens=9)
 CELL = Cell(TASK, "grpo", 17)
+SETTINGS = Settings(4, 1, 8, Sampling(0.9))
 
 
 def ids(seed=17, data_seed=0, steps=range(5), per_step=4):
@@ -52,7 +55,7 @@ def test_each_row_is_paid_its_own_chats_advantage():
         [tiny.episode(TASK, tiny.problem(p), [p] * 4, pair, number=g) for g, pair in enumerate(pairs)]
         for p, pairs in grades.items()
     ]
-    got = pay(CELL, episodes_PG)
+    got = pay(CELL, episodes_PG, SETTINGS)
     table = [(row.utterance.text, int(row.utterance.tokens[0]), row.advantage, row.cap) for row in got.rows]
     paid = {"a": [0.5, 0, -0.5, 0], "b": [0.75, -0.25, -0.25, -0.25]}
     assert table == [
@@ -69,14 +72,14 @@ def test_a_frozen_partners_rows_are_there_paid_and_not_trained():
         tiny.episode(TASK, tiny.problem(), "wxyz", pair, number=g, adapter=adapter)
         for g, (pair, adapter) in enumerate(zip([(1, 1), (0, 0)], adapters, strict=True))
     ]
-    rows = pay(CELL, [group]).rows
+    rows = pay(CELL, [group], SETTINGS).rows
     assert [row.utterance.trained for row in rows] == [True] * 4 + [True, False, True, False]
     assert [row.advantage for row in rows] == [0.5] * 4 + [-0.5] * 4
 
 
 def test_a_groups_grades_stand_under_their_turns():
     group = [tiny.episode(TASK, tiny.problem(), "wxyz", pair) for pair in [(0.25, 0.5), (0.75, 1.0)]]
-    (got,) = groups_of(TASK, [group], 0.0, None)
+    (got,) = groups_of(shape_of(TASK), [group])
     np.testing.assert_array_equal(got.correct_GU, [[np.nan, np.nan, 0.25, 0.5], [np.nan, np.nan, 0.75, 1.0]])
     np.testing.assert_array_equal(got.reads_UU, np.tril(np.ones((4, 4), bool), -1))
     assert not got.notes_U.any() and got.round_U.tolist() == [0, 1, 2, 3]
@@ -86,9 +89,8 @@ def test_a_step_plays_every_cell_with_its_own_seed_and_task():
     """A step's keys are its cell's seed, the step, the problem and the chat; all of them differ."""
     cells = [Cell(TASK, "grpo", 17), Cell(talk_task("channel_off"), "grpo", 18)]
     policy, grader = tiny.ScriptedPolicy(cells=2), tiny.FakeGrader(lambda text, gold: float(text.startswith("e0")))
-    settings = Settings(4, 1, 8, Sampling(0.9))
-    episodes = play_step(policy, grader, cells, [PROBLEMS[:2], PROBLEMS[3:5]], 6, settings)
-    got = credit_step(policy, grader, cells, episodes, 0.0, settings)
+    episodes = play_step(policy, grader, cells, [PROBLEMS[:2], PROBLEMS[3:5]], 6, SETTINGS)
+    got = credit_step(policy, grader, cells, episodes, 0.0, SETTINGS)
     assert len({r.row_id for r in policy.requests}) == len(policy.requests) == 2 * 2 * 4 * 4
     for cell, (name, seed) in enumerate([("channel_on", 17), ("channel_off", 18)]):
         rows = [r for call in policy.calls for r in call[cell]]

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from eval.evaluate import EVAL_SEED, Evaluation, evaluate, format_estimate, summarise
-from rl.collect import Cell, Settings, play_step
+from rl.collect import Cell, Settings
+from rl.draw import play_step
 from rollout.distribution import Sampling
 from rollout.episode import EVAL_STEP
 from tasks.base import Problem

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from rl.board_credit import board_of
-from rl.collect import Cell, Settings, credit_step, play_step, reliability
+from rl.collect import Cell, Settings, credit_step, reliability
 from rl.credit import Needs
-from rl.reread import Reading, measure, read_again, shape_of, showing, twice, weigh_evidence
+from rl.draw import play_step
+from rl.reread import NOTHING, Reading, measure, read_again, shape_of, showing, twice, weigh_evidence
 from rollout.distribution import Sampling
 from rollout.scorer import Forced, score
 from tasks.board import BoardSizes, board_task
@@ -49,7 +50,7 @@ def test_leave_one_out_reads_each_board_without_each_note():
     readings = reading(Needs.WITHOUT_ONE, policy, judge)
     first = set(r.row_id for r in policy.requests)
     policy.calls.clear()
-    (values,) = measure(policy, judge, readings, 3, Sampling(0.9), 8)
+    values = measure(policy, judge, readings, 3, Sampling(0.9), 8)[0].by_board_EUS
     assert len(policy.requests) == 3 * 4 * 2 * 3  # problems, readers, boards, draws
     assert all(r.row_id.turn >= 4 for r in policy.requests)
     again = set(r.row_id for r in policy.requests)
@@ -73,7 +74,7 @@ def test_shapley_reads_every_subset_of_its_own_notes():
     policy, judge = Reader(), grader(set())
     readings = reading(Needs.SUBSETS, policy, judge)
     policy.calls.clear()
-    (values,) = measure(policy, judge, readings, 1, Sampling(0.9), 8)
+    values = measure(policy, judge, readings, 1, Sampling(0.9), 8)[0].by_board_EUS
     assert len(policy.requests) == 3 * 4 * 4
     assert np.flatnonzero(~np.isnan(values[0, 7])).tolist() == [0b0000, 0b0001, 0b1000, 0b1001]
 
@@ -82,7 +83,7 @@ def test_nothing_is_asked_for_rules_that_need_nothing():
     policy, judge = Reader(), grader(set())
     readings = reading(Needs.GRADES, policy, judge)
     policy.calls.clear()
-    assert measure(policy, judge, readings, 1, Sampling(0.9), 8) == [None] and not policy.requests
+    assert measure(policy, judge, readings, 1, Sampling(0.9), 8) == [NOTHING] and not policy.requests
 
 
 def test_showing_keeps_the_readers_order():

@@ -74,7 +74,8 @@ def lines_of(path):
 
 
 METRICS = (
-    "step cell reward credit/flat_group_frac credit/mean_abs_advantage_by_turn credit/mean_abs_advantage_notes "
+    "step cell reward credit/flat_group_frac credit/flat_first_frac credit/solved_token_frac credit/sampled_tokens "
+    "rollout/episodes credit/mean_abs_advantage_by_turn credit/mean_abs_advantage_notes "
     "credit/mean_abs_advantage_answers credit/own_correct_correlation "
     "credit/flat_notes_frac credit/split_half_reliability "
     "rollout/sampled_tokens rollout/mean_reply_tokens rollout/truncated_frac rollout/entropy_nats loss/loss "

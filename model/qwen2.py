@@ -70,11 +70,14 @@ class Attention(nnx.Module):
 
     def __call__(self, x, rope, mask_BTS, lora, scale, layer_cache, slot):
         """x [B*T, D] -> ([B*T, D], the layer's cache with T tokens written from `slot` on, or None)."""
-        c, (batch, steps) = self.config, mask_BTS.shape[:2]
+        c, (batch, steps) = self.config, rope[0].shape[:2]
         q = self.q_proj(x, lora and lora["q_proj"], scale).reshape(batch, steps, c.heads, c.head_dim)
         k = self.k_proj(x, lora and lora["k_proj"], scale).reshape(batch, steps, c.kv_heads, c.head_dim)
         v = self.v_proj(x, lora and lora["v_proj"], scale).reshape(batch, steps, c.kv_heads, c.head_dim)
         q, k = rotate(q, rope), rotate(k, rope)
+        if mask_BTS is None:
+            y = attend_causally(q, k, v).reshape(batch * steps, c.heads * c.head_dim)
+            return self.o_proj(y, lora and lora["o_proj"], scale), None
         k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
         if layer_cache is not None:
             keys, values = layer_cache
@@ -129,7 +132,7 @@ class Qwen2(nnx.Module):
         self,
         tokens_BT: jax.Array,
         positions_BT: jax.Array,
-        mask_BTS: jax.Array,
+        mask_BTS: jax.Array | None,
         lora: Lora | list[LayerLora] | None = None,
         scale_B: jax.Array | None = None,
         cache: Cache | None = None,
@@ -138,7 +141,8 @@ class Qwen2(nnx.Module):
     ) -> tuple[jax.Array, Cache | None]:
         """Final hidden states [B, T, D], and the cache with these tokens written at `slot`...`slot + T - 1`.
 
-        `mask_BTS` bool: may token t see slot s (without a cache S is T). `lora` is one cell's, or a list of its layers;
+        `mask_BTS` bool: may token t see slot s (without a cache S is T); None, without a cache only: every token sees
+        those before it in its row. `lora` is one cell's, or a list of its layers;
         `scale_B` fp32 is alpha / rank for rows that use it and 0 for the untrained base. `remat` recomputes each layer
         in the backward pass.
         """
@@ -205,6 +209,20 @@ def rotate(x: jax.Array, rope: tuple[jax.Array, jax.Array]) -> jax.Array:
     cos, sin = (r[:, :, None] for r in rope)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+
+
+def attend_causally(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Every token sees itself and those before it: q [B, T, H, C], k and v [B, T, K, C] -> [B, T, H, C].
+
+    On a GPU in half precision by cuDNN's flash attention, which keeps no T x T scores (for a training pass at the 1.5B
+    shape these are most of its memory); elsewhere as `attend`.
+    """
+    if jax.default_backend() == "gpu" and q.dtype in (jnp.bfloat16, jnp.float16):
+        return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
+    batch, steps = q.shape[:2]
+    seen_TT = jnp.tril(jnp.ones((steps, steps), bool))
+    mask_BTT = jnp.broadcast_to(seen_TT[None], (batch, steps, steps))
+    return attend(q, k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3), mask_BTT)
 
 
 def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask_BTS: jax.Array) -> jax.Array:

@@ -10,12 +10,9 @@ from typing import Any, Literal
 from rl.loss import Normalisation
 from rl.rules import CREDITS, TWIN
 from rollout.distribution import Sampling
+from rollout.setup import ConfigError
 from tasks.board import BoardSizes
 from tasks.registry import TASKS
-
-
-class ConfigError(ValueError):
-    """A setting that cannot be run; the message says which and what would do."""
 
 
 @dataclass(frozen=True)

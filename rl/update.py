@@ -19,8 +19,11 @@ from model.executables import compile_together
 from rl.batch import Batch
 from rl.loss import LossStats, policy_gradient_loss
 from rollout.distribution import Sampling, Shape
-from rollout.sampler import over_cells
+from rollout.sampler import in_parts
 from rollout.scorer import selected_logp
+
+TOKENS_AT_ONCE = 48 * 1024
+"""Padded tokens, over cells, whose activations exist at one time; more cells than that take turns."""
 
 
 class TrainState(NamedTuple):
@@ -165,7 +168,8 @@ class Learner:
             new, stats = jax.grad(loss, has_aux=True)(lora)
             return jax.tree.map(jnp.add, grads, new), stats
 
-        return over_cells(cell)(lora, grads, batch)
+        rows, width = batch.tokens.shape[1:]
+        return in_parts(cell, TOKENS_AT_ONCE // (rows * width))(lora, grads, batch)
 
     def accumulate(self, lora: Any, grads: Any, batch: Batch) -> tuple[Any, LossStats]:
         """Add one micro-batch's gradient to `grads` (which is donated)."""

@@ -56,6 +56,7 @@ class EpisodePlan:
     """One episode to be played. `adapter[agent]`: 1.0 plays with the cell's adapter, 0.0 as the untrained base.
 
     `given`: utterances by turn that were said before and are not sampled again (a re-reading of the same notes).
+    `cells[agent]`: whose adapter an agent plays with; None: all play with that of the cell the plan stands under.
     """
 
     task: Task
@@ -65,6 +66,7 @@ class EpisodePlan:
     step: int
     adapter: tuple[float, ...]
     given: Mapping[int, Utterance] = field(default_factory=dict)
+    cells: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

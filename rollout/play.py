@@ -24,6 +24,10 @@ class _Playing:
     cell: int
     said: dict[int, Utterance]
 
+    def cell_of(self, agent: int) -> int:
+        """Whose adapter an agent plays with."""
+        return self.cell if self.plan.cells is None else self.plan.cells[agent]
+
 
 def play(policy: Policy, plans_XE: Sequence[Sequence[EpisodePlan]], sampling: Sampling) -> list[list[Episode]]:
     """Play every plan of every cell; episodes come back in the plans' places, not graded.
@@ -33,15 +37,12 @@ def play(policy: Policy, plans_XE: Sequence[Sequence[EpisodePlan]], sampling: Sa
     playing_XE = [[_Playing(plan, cell, dict(plan.given)) for plan in plans] for cell, plans in enumerate(plans_XE)]
     rounds = sorted({r for plans in plans_XE for plan in plans for r in plan.task.rounds})
     for number in rounds:
-        due_X = [
-            [
-                (game, u)
-                for game in games
-                for u, turn in enumerate(game.plan.task.turns)
-                if turn.round == number and u not in game.plan.given
-            ]
-            for games in playing_XE
-        ]
+        due_X: list[list[tuple[_Playing, int]]] = [[] for _ in plans_XE]
+        for games in playing_XE:
+            for game in games:
+                for u, turn in enumerate(game.plan.task.turns):
+                    if turn.round == number and u not in game.plan.given:
+                        due_X[game.cell_of(turn.agent)].append((game, u))
         if not any(due_X):
             continue
         requests_X = [[_request(policy, game, u) for game, u in due] for due in due_X]

@@ -41,8 +41,7 @@ def selected_logp(
     rows, width = tokens_BT.shape
     positions = jnp.broadcast_to(jnp.arange(width)[None], (rows, width))
     # Padding is to the right of every real token, so causality alone hides it.
-    causal = jnp.broadcast_to((positions[0][:, None] >= positions[0][None])[None], (rows, width, width))
-    hidden, _ = model.hidden(tokens_BT, positions, causal, lora, scale_B, remat=remat)
+    hidden, _ = model.hidden(tokens_BT, positions, None, lora, scale_B, remat=remat)
     before_M = hidden.reshape(rows * width, -1)[jnp.maximum(select_M - 1, 0)]
     target_M = tokens_BT.reshape(-1)[select_M]
 

@@ -247,3 +247,12 @@ def test_looping_over_layers_equals_unrolling_them(monkeypatch):
         got.append(jax.grad(loss, has_aux=True)(lora))
     for looped, unrolled in zip(*map(jax.tree.leaves, got), strict=True):
         np.testing.assert_allclose(looped, unrolled, rtol=1e-4, atol=1e-5)
+
+
+def test_no_mask_is_a_causal_mask():
+    model = Qwen2(TINY, nnx.Rngs(0))
+    tokens = jnp.asarray([[5, 6, 7, 8, 9], [9, 8, 7, 6, 5]])
+    masked, _ = model.hidden(tokens, positions(2, 5), causal(2, 5))
+    plain, cache = model.hidden(tokens, positions(2, 5), None)
+    np.testing.assert_allclose(plain, masked, rtol=0, atol=1e-6)
+    assert cache is None

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from rl.study import BUILTIN
+from rollout.setup import BUILTIN
 from tests.conftest import REPO
 
 SIZES = (

@@ -18,8 +18,8 @@ from safetensors.numpy import load_file, save_file
 from model import checkpoint, peft, weights
 from rl import train
 from rl.config import Config
-from rl.study import BUILTIN
 from rl.update import Learner
+from rollout.setup import BUILTIN
 
 SIZES = "--train-problems 8 --heldout-problems 2 --problems-per-step 2 --episodes-per-problem 2 --rank 4 --show-every 0"
 # One shape of each kind, so that little is compiled.

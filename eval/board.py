@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from eval import stats
 from eval.stats import Estimate, ratio_estimate
 from eval.talk import numbers, only
 from rollout.episode import Episode
@@ -74,8 +75,9 @@ def notes_send_own(episode: Episode) -> list[float]:
 
 
 def pass_at_k(episode: Episode) -> list[float]:
-    """1 - C(n - c, k) / C(n, k) with k = n, the number of readers: is any of them right (Chen et al., 2021)."""
-    return [float(max(reader_correct(episode)) == 1)]
+    """pass@k with k = n, the number of readers: is any of them right."""
+    grades = reader_correct(episode)
+    return [stats.pass_at_k(len(grades), sum(grade == 1 for grade in grades), len(grades))]
 
 
 METRICS = {

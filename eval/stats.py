@@ -1,5 +1,6 @@
 """Estimates with their intervals: numbers that are reported are `Estimate`s. Pure functions of arrays."""
 
+from math import comb
 from typing import NamedTuple
 
 import numpy as np
@@ -49,6 +50,14 @@ def ratio_estimate(total_P: np.ndarray, count_P: np.ndarray) -> Estimate | None:
         rng=np.random.default_rng(BOOTSTRAP_SEED),
     ).confidence_interval
     return Estimate(mean, float(interval.low), float(interval.high), n)
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Unbiased estimate of the chance that any of k answers is right, from n of which c are: 1 - C(n - c, k) / C(n, k)
+    (Chen et al., 2021). ValueError unless 1 <= k <= n and 0 <= c <= n."""
+    if not (1 <= k <= n and 0 <= c <= n):
+        raise ValueError(f"pass@{k} of {c} right among {n} is not defined")
+    return 1 - comb(n - c, k) / comb(n, k)
 
 
 class Comparison(NamedTuple):

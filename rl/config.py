@@ -144,6 +144,8 @@ class Config:
     """Steps between the steps whose episodes are written to episodes.jsonl."""
     show_every: int = 10
     """Steps between the chats shown in the terminal; 0: none."""
+    track: Literal["none", "tensorboard", "wandb", "trackio"] = "none"
+    """Live tracking beside metrics.jsonl, under the same names (needs the `tracking` extra)."""
     force_length: bool = False
     """Ignore the end-of-turn token, so that every reply is as long as its cap. For timing only."""
     evaluate: bool = True
@@ -232,7 +234,7 @@ def from_json(raw: dict[str, Any]) -> Config:
     return Config(**{**values, "out": Path(values["out"]) if values["out"] else None})
 
 
-FREE_ON_RESUME = {"out", "show_every"}
+FREE_ON_RESUME = {"out", "show_every", "track"}
 """Fields that a resumed run may change: they change no number."""
 
 

@@ -9,6 +9,7 @@ import dataclasses
 import errno
 import sys
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from model.config import ModelConfigError
 from model.peft import save_adapter
 from model.tokenizer import TokenizerError
 from model.weights import WeightsError
-from rl import display
+from rl import display, tracking
 from rl.batch import pack
 from rl.collect import Cell, Collected, credit_step, problems_at, reliability
 from rl.config import Config, ConfigError, check, differences, from_json, to_json
@@ -76,6 +77,7 @@ def run(config: Config, resuming: bool, console: Console) -> None:
     started = time.perf_counter()
     phases = Phases()
     path = config.out or Path("runs") / f"{config.task}-{time.strftime('%Y%m%d-%H%M%S')}"
+    tracking.module_of(config.track)
     if not resuming:
         RunDir.refuse_used(path)
     with StopRequest() as stop, Grader() as grader:
@@ -125,7 +127,7 @@ def train(
     """The loop. Every step is a function of the state and the step number, so that a resumed run repeats it exactly."""
     c, cells = study.config, study.cells
     watcher = Watcher(console, c, first_step)
-    with watcher.bar:
+    with watcher.bar, closing(tracking.start(c.track, run_dir.path, c)) as tracker:
         for step in range(first_step, c.steps):
             problems_XP = [
                 problems_at(study.problems.train, cell.seed, c.data_seed, step, c.problems_per_step) for cell in cells
@@ -179,6 +181,7 @@ def train(
             if due:
                 with phases("save"):
                     save(study, run_dir)
+            tracker.log(step, lines, timing)
             watcher.saw(step, lines, timing, collected_X[0].episodes_PG[0][0])
             if stop.asked and step + 1 < c.steps:
                 raise Stopped(f"saved after step {step + 1} of {c.steps}; continue with --resume {run_dir.path}")

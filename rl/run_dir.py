@@ -171,12 +171,13 @@ def training_episodes(
     cells: Sequence[Cell], collected_X: Sequence[Collected], decode: Callable[[Sequence[int]], str]
 ) -> Iterator[dict[str, Any]]:
     """A step's episodes as they are written: `episode_json`, and for each utterance what it was paid above its baseline
-    (`advantage`) and its text cut where its tokens meet (`pieces`)."""
+    (`advantage`) and its text cut where its tokens meet (`pieces`). `kept`: False if the rule left the episode out of
+    the batch."""
     for cell, got in zip(cells, collected_X, strict=True):
         for episodes, credit in zip(got.episodes_PG, got.credits_P, strict=True):
-            for episode, advantage_U in zip(episodes, np.asarray(credit.advantage_GU), strict=True):
+            for episode, kept, advantage_U in zip(episodes, credit.kept, np.asarray(credit.advantage_GU), strict=True):
                 saved = episode_json(episode)
                 for said in saved["utterances"]:
                     said["advantage"] = round(float(advantage_U[said["turn"]]), 6)
                     said["pieces"] = pieces(decode, said["tokens"])
-                yield {"cell": cell.name, **saved}
+                yield {"cell": cell.name, "kept": bool(kept), **saved}

@@ -17,6 +17,7 @@ import numpy as np
 import tyro
 from rich.console import Console
 
+from eval.report import report_or_say
 from model import checkpoint
 from model.checkpoint import CheckpointError
 from model.config import ModelConfigError
@@ -111,6 +112,7 @@ def run(config: Config, resuming: bool, console: Console) -> None:
             console.print(display.arms_table(results["arms"]))
     console.print(display.seconds_table(results["seconds"], results["compiles"]))
     console.print(f"saved: {path}/results.json, adapters/, metrics.jsonl, episodes.jsonl, checkpoints/", markup=False)
+    console.print(report_or_say(path), markup=False, soft_wrap=True)
 
 
 def train(

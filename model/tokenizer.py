@@ -224,6 +224,27 @@ class ChatTokenizer:
         return tuple(dict.fromkeys(ids))
 
 
+def pieces(decode: Callable[[Sequence[int]], str], tokens: Sequence[int]) -> list[str]:
+    """What each sampled id adds to the text: [T] strings that join to `decode(tokens)`.
+
+    A character made of several tokens is the last one's, and the others add ""; so does the end of a turn. Each id is
+    decoded behind the ones before it, because some tokenizers write a text's first token otherwise; only behind a few,
+    so the time grows with T and not with T^2. Text that can't be cut so (some decoders rewrite a whole run of bytes
+    when its last is not UTF-8) is the first token's, whole.
+    """
+    out: list[str] = []
+    start, end = 0, 0  # tokens[start:end] are written already and give the next ones their left side
+    for index in range(len(tokens)):
+        before, now = decode(tokens[start:end]), decode(tokens[start : index + 1])
+        if len(now) <= len(before) or (now.endswith(UNKNOWN) and index + 1 < len(tokens)):
+            out.append("")
+            continue
+        out.append(now[len(before) :])
+        start, end = end, index + 1
+    text = decode(tokens)
+    return out if "".join(out) == text else [text, *[""] * (len(tokens) - 1)]
+
+
 def _without_added_tokens(raw: dict) -> Tokenizer:
     """The same model and pre-tokenizer, to which "<|im_end|>" is punctuation and letters."""
     plain = raw | {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}

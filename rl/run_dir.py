@@ -8,14 +8,19 @@ evaluations/        one finished evaluation a file, so that none is played twice
 checkpoints/        model.checkpoint's
 adapters/<cell>/    PEFT adapters
 results.json        what was found
+report.html         the same to look at, with figures/ (python -m eval.report)
 """
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from model.tokenizer import pieces
+from rl.collect import Cell, Collected
 from rl.config import Config, ConfigError, from_json, to_json
 from rollout.episode import Episode
 
@@ -141,11 +146,14 @@ def episode_json(episode: Episode) -> dict[str, Any]:
         "step": plan.step,
         "episode": plan.episode,
         "adapter": list(plan.adapter),
+        "agents": list(plan.task.agents),
+        "parts": plan.task.parts,
         "utterances": [
             {
                 "turn": u.turn,
                 "agent": plan.task.agents[plan.task.turns[u.turn].agent],
                 "reads": list(plan.task.turns[u.turn].reads),
+                "note": plan.task.turns[u.turn].note,
                 "text": u.text,
                 "tokens": [int(t) for t in u.tokens],
                 "logp": [round(float(v), 6) for v in u.logp],
@@ -157,3 +165,19 @@ def episode_json(episode: Episode) -> dict[str, Any]:
             for u in episode.utterances
         ],
     }
+
+
+def training_episodes(
+    cells: Sequence[Cell], collected_X: Sequence[Collected], decode: Callable[[Sequence[int]], str]
+) -> Iterator[dict[str, Any]]:
+    """A step's episodes as they are written: `episode_json`, and for each utterance what it was paid above its baseline
+    (`advantage`) and its text cut where its tokens meet (`pieces`). `kept`: False if the rule left the episode out of
+    the batch."""
+    for cell, got in zip(cells, collected_X, strict=True):
+        for episodes, credit in zip(got.episodes_PG, got.credits_P, strict=True):
+            for episode, kept, advantage_U in zip(episodes, credit.kept, np.asarray(credit.advantage_GU), strict=True):
+                saved = episode_json(episode)
+                for said in saved["utterances"]:
+                    said["advantage"] = round(float(advantage_U[said["turn"]]), 6)
+                    said["pieces"] = pieces(decode, said["tokens"])
+                yield {"cell": cell.name, "kept": bool(kept), **saved}

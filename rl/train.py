@@ -18,6 +18,7 @@ import numpy as np
 import tyro
 from rich.console import Console
 
+from eval.report import report_or_say
 from model import checkpoint
 from model.checkpoint import CheckpointError
 from model.config import ModelConfigError
@@ -32,7 +33,7 @@ from rl.draw import play_step
 from rl.metrics import Phases, step_metrics
 from rl.presets import PRESETS
 from rl.results import evaluate_base, evaluate_trained, write_results
-from rl.run_dir import RunDir, episode_json
+from rl.run_dir import RunDir, training_episodes
 from rl.stop import Stopped, StopRequest
 from rl.study import Study, prepare
 from rl.update import NonFiniteLoss
@@ -113,6 +114,7 @@ def run(config: Config, resuming: bool, console: Console) -> None:
             console.print(display.arms_table(results["arms"]))
     console.print(display.seconds_table(results["seconds"], results["compiles"]))
     console.print(f"saved: {path}/results.json, adapters/, metrics.jsonl, episodes.jsonl, checkpoints/", markup=False)
+    console.print(report_or_say(path), markup=False, soft_wrap=True)
 
 
 def train(
@@ -164,15 +166,7 @@ def train(
             lines = step_metrics(step, cells, collected_X, plan, stats, reliable_X)
             run_dir.append("metrics.jsonl", lines)
             if step % c.episodes_every == 0:
-                run_dir.append(
-                    "episodes.jsonl",
-                    [
-                        {"cell": cell.name, **episode_json(episode)}
-                        for cell, got in zip(cells, collected_X, strict=True)
-                        for group in got.episodes_PG
-                        for episode in group
-                    ],
-                )
+                run_dir.append("episodes.jsonl", training_episodes(cells, collected_X, study.tokenizer.decode))
             due = (step + 1) % c.checkpoint_every == 0 or step + 1 == c.steps or stop.asked
             timing = phases.take_step()
             # Here, not in metrics.jsonl: a resumed process counts from 0.

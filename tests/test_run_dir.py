@@ -7,10 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rl.collect import Cell, Collected
 from rl.config import Config, ConfigError, check, differences, from_json, to_json
+from rl.credit import Credit
 from rl.presets import PRESETS
 from rl.results import cost_by_cell
-from rl.run_dir import LOGS, RunDir, episode_json
+from rl.run_dir import LOGS, RunDir, episode_json, training_episodes
 from tasks.talk import talk_task
 from tests import tiny
 
@@ -253,3 +255,21 @@ def test_what_a_cell_cost(tmp_path):
     cost = cost_by_cell(run, ["a", "b"])
     assert cost["a"] == {"episodes": 8, "sampled_tokens": 59, "trained_tokens": 14, "seconds": 4.5 + 1 + 2 + 1 + 1}
     assert cost["b"] == {"episodes": 8, "sampled_tokens": 30, "trained_tokens": 14, "seconds": 1.5 + 0 + 2 + 1 + 1}
+
+
+def test_a_training_episode_is_written_with_its_pieces_and_advantages():
+    """The turn's own advantage, whatever the order in which utterances come; the ids' text, cut where tokens meet."""
+    cell = Cell(TASK, "grpo", 17)
+    groups_PG = [[chat("one", 0), chat("two", 1)]]
+    advantage_GU = np.array([[0.1, 0.2, 0.3, 0.4], [0, 0, -1 / 3, 0]])
+    credit = Credit(np.zeros((2, 4)), advantage_GU, np.array([True, False]))
+    got = Collected(groups_PG, [], [credit], [], None)
+    first, second = training_episodes([cell], [got], lambda tokens: "".join(f"<{t}>" for t in tokens))
+    assert (first["cell"], first["episode"], second["episode"]) == ("channel_on-grpo-17", 0, 1)
+    assert [u["advantage"] for u in first["utterances"]] == [0.1, 0.2, 0.3, 0.4]
+    assert second["utterances"][2]["advantage"] == -0.333333
+    assert first["utterances"][0]["pieces"] == ["<100>"] * 3 and second["utterances"][1]["pieces"] == ["<201>"]
+    assert first["kept"] is True and second["kept"] is False
+    assert first["agents"] == ["A", "B"] and first["parts"] == 2
+    assert not any(u["note"] for u in first["utterances"])
+    json.dumps(first, allow_nan=False)

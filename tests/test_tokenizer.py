@@ -1,5 +1,6 @@
 """Prompts have the ids that `transformers` gives them, and nothing that a copy writes becomes control."""
 
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model.tokenizer import ChatTokenizer, TokenizerError
+from model.tokenizer import ChatTokenizer, TokenizerError, pieces
 
 START, END, TOOL = 151644, 151645, 151657
 """Qwen2.5's <|im_start|>, <|im_end|> and <tool_call>."""
@@ -30,6 +31,11 @@ def copied(shared, tmp_path) -> Path:
     return Path(
         shutil.copytree(shared / "tokenizer" / "qwen2.5", tmp_path / "tokenizer", copy_function=shutil.copyfile)
     )
+
+
+@functools.cache
+def built_in(repo: Path) -> ChatTokenizer:
+    return ChatTokenizer.load(repo / "model" / "builtin")
 
 
 def questions(shared: Path, count: int) -> list[str]:
@@ -117,6 +123,23 @@ def test_decode_takes_any_id(qwen):
         assert qwen.decode([id_]) or id_ in qwen.end_of_turn
     random = np.random.default_rng(0).integers(0, 151936, (200, 50))
     assert all(isinstance(qwen.decode(row), str) for row in random)
+
+
+def test_pieces_join_to_the_text_a_string_a_token(qwen):
+    """A character of several tokens is its last token's; the end of the turn adds nothing."""
+    tokens = [*qwen.encode_text("It is 7. 😀"), END]
+    assert pieces(qwen.decode, tokens) == ["It", " is", " ", "7", ".", " 😀", ""]
+    assert pieces(qwen.decode, []) == []
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_pieces_of_any_ids_join_to_the_text(repo, seed):
+    """Random ids are mostly broken UTF-8, also for the built-in tokenizer, which rewrites runs of bytes."""
+    tokenizer = built_in(repo)
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(0, tokenizer.base_vocab, rng.integers(1, 40)).tolist()
+    got = pieces(tokenizer.decode, tokens)
+    assert len(got) == len(tokens) and "".join(got) == tokenizer.decode(tokens)
 
 
 def test_ids_of_the_checkpoint(qwen):

@@ -15,6 +15,7 @@ import pytest
 from jax._src import compilation_cache
 from safetensors.numpy import load_file, save_file
 
+from eval import report
 from model import checkpoint, peft, weights
 from rl import train
 from rl.config import Config
@@ -88,6 +89,7 @@ def test_a_small_run_from_end_to_end(tmp_path, capsys):
     assert train.main([*SMALL, "--episodes-every", "1", "--out", str(out)]) == 0
     printed = capsys.readouterr()
     assert "team solves it" in printed.out and "seconds by phase" in printed.out and printed.err == ""
+    assert f"report: {out / 'report.html'}" in printed.out and (out / "report.html").exists()
     cells = ["channel_on-grpo-17", "channel_off-grpo-17"]
 
     assert json.loads((out / "config.json").read_text())["steps"] == 2
@@ -120,6 +122,15 @@ def test_a_small_run_from_end_to_end(tmp_path, capsys):
         assert (settings.rank, settings.alpha) == (4, 64.0)
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(lora))
     assert [path.name for path in sorted((out / "checkpoints").iterdir())] == ["step_00000001", "step_00000002"]
+
+
+def test_a_report_that_cannot_be_drawn_loses_no_results(tmp_path, capsys, monkeypatch):
+    out = tmp_path / "run"
+    monkeypatch.setattr(report, "draw_all", lambda run: 1 / 0)
+    assert train.main([*SMALL, "--no-evaluate", "--out", str(out)]) == 0
+    printed = capsys.readouterr()
+    assert "error: no report (division by zero)" in printed.out and "ZeroDivisionError" in printed.err
+    assert json.loads((out / "results.json").read_text())["schema"] == 1 and not (out / "report.html").exists()
 
 
 def test_a_loss_that_is_not_finite(tmp_path, capsys, monkeypatch):

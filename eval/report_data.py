@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-SCHEMAS = (1,)
+SCHEMAS = (1, 2)
 """Forms of results.json that this module reads (rl/results.py says what they hold)."""
 
 EPISODE_KEYS = ("problem", "question", "facts", "gold", "arm", "step", "episode", "adapter", "utterances")

@@ -129,7 +129,7 @@ class Config:
     """Tokens kept in evaluation; 0 is off."""
     eval_repetition_penalty: float = 1.0
     """Repetition penalty in evaluation; 1 is off."""
-    base_evaluations: int = 1
+    base_evaluations: int = 3
     """Evaluations of the untrained base, each with fresh draws; 3 measure how far two evaluations differ by luck."""
     eval_episodes: int = 2
     """Episodes of each held-out problem in an evaluation."""

@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from eval.kept import Kept, episode_json, write_json
 from model.tokenizer import pieces
 from rl.collect import Cell, Collected
 from rl.config import Config, ConfigError, from_json, to_json
-from rollout.episode import Episode
 
 LOGS = ("metrics.jsonl", "timing.jsonl", "episodes.jsonl")
 
@@ -34,7 +34,7 @@ class RunDir:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.adapters = path / "adapters"
-        self.evaluations = path / "evaluations"
+        self.kept = Kept(path)
 
     @classmethod
     def create(cls, path: Path, config: Config) -> "RunDir":
@@ -55,7 +55,7 @@ class RunDir:
             raise ConfigError(f"{path} holds {held}; continue a run with --resume {path}, or choose another --out")
 
     def make_folders(self) -> None:
-        for folder in (self.checkpoints, self.adapters, self.evaluations):
+        for folder in (self.checkpoints, self.adapters, self.kept.folder):
             folder.mkdir(exist_ok=True)
 
     @classmethod
@@ -76,9 +76,8 @@ class RunDir:
 
     def write_json(self, name: str, value: Any) -> Path:
         """Write a whole file or nothing: to another name, flushed, then renamed."""
-        file = self.path / name
-        self._replace(file, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
-        return file
+        write_json(self.path / name, value)
+        return self.path / name
 
     def append(self, log: str, lines: Iterable[dict[str, Any]]) -> None:
         """Append JSON lines to a log, all of them in one write."""
@@ -105,66 +104,13 @@ class RunDir:
             if file.exists():
                 os.truncate(file, size)
 
-    def save_evaluation(self, name: str, summary: dict[str, Any], episodes: Iterable[Episode]) -> None:
-        """Keep a finished evaluation: its episodes first, then the result that marks it as whole."""
-        lines = "".join(json.dumps({"evaluation": name, **episode_json(e)}) + "\n" for e in episodes)
-        self._replace(self.evaluations / f"{name}.jsonl", lines.encode())
-        self._replace(self.evaluations / f"{name}.json", json.dumps(summary, indent=1, allow_nan=False).encode())
-
-    def load_evaluation(self, name: str) -> dict[str, Any] | None:
-        """A finished evaluation's result, or None."""
-        file = self.evaluations / f"{name}.json"
-        return json.loads(file.read_text()) if file.exists() else None
-
     def gather_episodes(self, training_bytes: int) -> None:
         """Put every evaluation's episodes behind the training episodes in episodes.jsonl."""
         target = self.path / "episodes.jsonl"
         os.truncate(target, training_bytes)
         with open(target, "ab") as out:
-            for part in sorted(self.evaluations.glob("*.jsonl")):
+            for part in sorted(self.kept.folder.glob("*.jsonl")):
                 out.write(part.read_bytes())
-
-    def _replace(self, file: Path, data: bytes) -> None:
-        temporary = file.with_name(file.name + ".tmp")
-        with open(temporary, "wb") as out:
-            out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(temporary, file)
-
-
-def episode_json(episode: Episode) -> dict[str, Any]:
-    """An episode as it is written to episodes.jsonl: who said what, read what, and how it was graded."""
-    plan = episode.plan
-    return {
-        "problem": plan.problem.id,
-        "question": plan.problem.question,
-        "facts": list(plan.problem.facts),
-        "gold": plan.problem.answer,
-        "arm": plan.task.arm,
-        "seed": plan.seed,
-        "step": plan.step,
-        "episode": plan.episode,
-        "adapter": list(plan.adapter),
-        "agents": list(plan.task.agents),
-        "parts": plan.task.parts,
-        "utterances": [
-            {
-                "turn": u.turn,
-                "agent": plan.task.agents[plan.task.turns[u.turn].agent],
-                "reads": list(plan.task.turns[u.turn].reads),
-                "note": plan.task.turns[u.turn].note,
-                "text": u.text,
-                "tokens": [int(t) for t in u.tokens],
-                "logp": [round(float(v), 6) for v in u.logp],
-                "prompt_tokens": len(u.prompt_tokens),
-                "finished": u.finished,
-                "trained": u.trained,
-                "correct": u.correct,
-            }
-            for u in episode.utterances
-        ],
-    }
 
 
 def training_episodes(

@@ -7,12 +7,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from eval.results import data_facts, versions
+from eval.suite import Subject
 from model import weights
 from model.config import ModelConfig
 from model.lora import LoraConfig, init_lora
 from model.tokenizer import ChatTokenizer
 from rl.collect import Cell, Settings
-from rl.config import Config
+from rl.config import Config, to_json
 from rl.credit import ChatOptions
 from rl.update import Learner, OptimConfig, TrainState, init_state
 from rollout.distribution import Sampling
@@ -62,6 +64,25 @@ class Study:
         rows = c.problems_per_step * c.episodes_per_problem
         chat = ChatOptions(*(getattr(c, field.name) for field in dataclasses.fields(ChatOptions)))
         return Settings(c.episodes_per_problem, c.rereads, rows, self.train_sampling, chat)
+
+    @property
+    def subjects(self) -> list[Subject]:
+        """The cells, as evaluation knows them."""
+        return [Subject(c.name, c.credit, c.seed, c.task, x) for x, c in enumerate(self.cells)]
+
+    def facts(self, seconds: dict[str, float], device: str) -> dict[str, Any]:
+        """What a run directory doesn't tell of a run; see eval.results."""
+        compiles = {f"sample {'x'.join(map(str, k))}": s for k, s in self.policy.compiles.items()}
+        return {
+            "config": to_json(self.config),
+            "steps": int(self.state.step),
+            "sampling": {"train": vars(self.train_sampling), "evaluation": vars(self.eval_sampling)},
+            "data": data_facts(self.problems, self.tokenizer, self.base_fingerprint),
+            "versions": versions(),
+            "device": device,
+            "seconds": seconds,
+            "compiles": compiles | self.learner.compiles,
+        }
 
     @property
     def eval_sampling(self) -> Sampling:

@@ -18,22 +18,23 @@ import numpy as np
 import tyro
 from rich.console import Console
 
+from eval.evaluate import Evaluation
 from eval.report import report_or_say
-from model import checkpoint
+from eval.results import gather
+from eval.suite import base_evaluations, play_missing, trained_evaluations
 from model.checkpoint import CheckpointError
 from model.config import ModelConfigError
-from model.peft import save_adapter
 from model.tokenizer import TokenizerError
 from model.weights import WeightsError
 from rl import display, tracking
 from rl.batch import pack
 from rl.collect import Cell, Collected, credit_step, problems_at, reliability
-from rl.config import Config, ConfigError, check, differences, from_json, to_json
+from rl.config import Config, ConfigError, check, differences
 from rl.draw import play_step
 from rl.metrics import Phases, step_metrics
 from rl.presets import PRESETS
-from rl.results import evaluate_base, evaluate_trained, write_results
 from rl.run_dir import RunDir, training_episodes
+from rl.saving import restore, save, save_adapters
 from rl.stop import Stopped, StopRequest
 from rl.study import Study, prepare
 from rl.update import NonFiniteLoss
@@ -92,7 +93,7 @@ def run(config: Config, resuming: bool, console: Console) -> None:
         if config.evaluate:
             console.print(f"evaluating the untrained base on {len(study.problems.heldout):,} held-out problems")
             with phases("evaluate base"):
-                evaluate_base(study, grader, run_dir, stop)
+                evaluate(study, grader, run_dir, stop, base_evaluations(config, study.tasks))
         try:
             train(study, grader, run_dir, stop, phases, console, resumed_at)
         except (Stopped, NonFiniteLoss):
@@ -103,10 +104,11 @@ def run(config: Config, resuming: bool, console: Console) -> None:
         if config.evaluate:
             console.print(f"evaluating {len(study.cells)} trained cells")
             with phases("evaluate trained"):
-                evaluate_trained(study, grader, run_dir, stop)
+                evaluate(study, grader, run_dir, stop, trained_evaluations(study.subjects))
         phases.add("compile", study.policy.seconds["compile"] + study.learner.seconds["compile"])
         phases.add("total", time.perf_counter() - started)
-        results = write_results(study, run_dir, phases.total, device())
+        facts = study.facts(phases.total, device())
+        results = gather(path, config, study.tasks, study.subjects, study.problems, facts)
         run_dir.gather_episodes(training_bytes)
     if config.evaluate:
         console.print(display.results_table(results))
@@ -115,6 +117,19 @@ def run(config: Config, resuming: bool, console: Console) -> None:
     console.print(display.seconds_table(results["seconds"], results["compiles"]))
     console.print(f"saved: {path}/results.json, adapters/, metrics.jsonl, episodes.jsonl, checkpoints/", markup=False)
     console.print(report_or_say(path), markup=False, soft_wrap=True)
+
+
+def evaluate(study: Study, grader: Grader, run_dir: RunDir, stop: StopRequest, evaluations: list[Evaluation]) -> None:
+    """Play and keep these evaluations, unless the run directory holds all of them."""
+    play_missing(
+        study.config,
+        study.policy,
+        grader,
+        run_dir.kept,
+        evaluations,
+        study.problems.heldout,
+        checkpoint=lambda: stop.check(f"what was evaluated is kept; continue with --resume {run_dir.path}"),
+    )
 
 
 def train(
@@ -189,51 +204,6 @@ def refuse_non_finite(step: int, cells: list[Cell], collected_X: list[Collected]
             raise NonFiniteLoss(
                 f"step {step}: {cell.name} sampled with log-probs that are not finite; the update was not applied"
             )
-
-
-def save(study: Study, run_dir: RunDir) -> None:
-    """One save holds everything: adapters, optimiser, step, config and how long each log was."""
-    meta = {"config": to_json(study.config), "log_bytes": run_dir.sizes(), "data": fingerprints(study)}
-    checkpoint.save(run_dir.checkpoints, int(study.state.step), study.state, meta)
-
-
-def restore(study: Study, run_dir: RunDir, console: Console) -> int:
-    """Put study and logs back to the newest whole checkpoint; returns its step (0: there was none yet)."""
-    try:
-        restored = checkpoint.restore(run_dir.checkpoints, study.state)
-    except FileNotFoundError:
-        run_dir.rewind({})
-        console.print("no checkpoint was saved yet: starting from the first step", markup=False)
-        return 0
-    for line in restored.skipped:
-        console.print(f"warning: {line}", style="yellow", markup=False, soft_wrap=True)
-    changed = differences(from_json(restored.meta["config"]), study.config)
-    if changed:
-        raise ConfigError(f"{run_dir.path}/config.json was changed since the checkpoint: " + "; ".join(changed))
-    other = [name for name, value in fingerprints(study).items() if restored.meta["data"][name] != value]
-    if other:
-        raise ConfigError(f"{' and '.join(other)} changed since the run in {run_dir.path} began; put the old back")
-    study.state = jax.tree.map(jax.numpy.asarray, restored.arrays)
-    study.policy.lora = study.state.lora
-    run_dir.rewind(restored.meta["log_bytes"])
-    console.print(f"resumed after step {restored.step} of {study.config.steps}", markup=False)
-    return restored.step
-
-
-def fingerprints(study: Study) -> dict[str, str]:
-    """What a resumed run must find as it was."""
-    return {
-        "problems": study.problems.fingerprint,
-        "tokenizer": study.tokenizer.fingerprint,
-        "base model": study.base_fingerprint,
-    }
-
-
-def save_adapters(study: Study, run_dir: RunDir) -> None:
-    """Every cell's adapter in PEFT's format."""
-    for x, cell in enumerate(study.cells):
-        one = jax.device_get(jax.tree.map(lambda leaf, x=x: leaf[x], study.state.lora))
-        save_adapter(run_dir.adapters / cell.name, one, study.lora_config, study.config.model)
 
 
 def device() -> str:

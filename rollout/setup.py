@@ -35,6 +35,8 @@ class PlaySettings(Protocol):
     task: str
     preset: str
     arms: Sequence[str]
+    credit: Sequence[str]
+    seeds: Sequence[int]
     model: str
     tokenizer: str | None
     revision: str | None
@@ -55,6 +57,8 @@ class PlaySettings(Protocol):
     prompt_style: str
     max_prompt_tokens: int
     prompt_buckets: Sequence[int]
+    base_evaluations: int
+    eval_episodes: int
     eval_rows: int
     eval_temperature: float
     eval_top_p: float
@@ -74,7 +78,11 @@ def read_settings(run: Path) -> PlaySettings:
 
 def build_tasks(c: PlaySettings) -> dict[str, Task]:
     """Each arm's task; without arms, the first one's."""
-    spec = TASKS[c.task]
+    return {arm: build_task(c, arm) for arm in c.arms or list(TASKS[c.task].arms)[:1]}
+
+
+def build_task(c: PlaySettings, arm: str) -> Task:
+    """One arm's task."""
     options = TaskOptions(
         message_tokens=c.message_tokens,
         answer_tokens=c.answer_tokens,
@@ -83,7 +91,7 @@ def build_tasks(c: PlaySettings) -> dict[str, Task]:
         degree=c.degree,
         deal=c.deal,
     )
-    return {arm: spec.build(arm, options) for arm in c.arms or list(spec.arms)[:1]}
+    return TASKS[c.task].build(arm, options)
 
 
 def load_tokenizer(c: PlaySettings) -> tuple[ChatTokenizer, Path | None]:

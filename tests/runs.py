@@ -93,7 +93,7 @@ def results(**changes):
         },
     ]
     whole = {
-        "schema": 1,
+        "schema": 2,
         "task": "talk_to_solve",
         "base": {"channel_on": {"pass_at_1": {**ESTIMATE, "mean": 0.43}}},
         "cells": cells,

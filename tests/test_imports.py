@@ -20,8 +20,8 @@ MAY_IMPORT = {
 PACKAGES = {*MAY_IMPORT, "bench", "tests"}
 # Tasks are text: whoever reads one needs to know nothing of arrays on a device.
 FORBIDDEN = {"tasks": {"jax", "jaxlib", "flax", "optax", "orbax"}}
-# rl/display.py is the terminal of rl/train.py.
-ENTRY_POINTS = re.compile(r"rl/(train|warmstart|display)\.py|eval/\w+\.py|rollout/profile\.py")
+# rl/display.py and rl/saving.py talk to the terminal of rl/train.py.
+ENTRY_POINTS = re.compile(r"rl/(train|warmstart|display|saving)\.py|eval/\w+\.py|rollout/profile\.py")
 ARGUMENT_PARSERS = {"argparse", "tyro", "rich", "click", "typer"}
 
 SOURCES = [path for package in sorted(MAY_IMPORT) for path in sorted((REPO / package).rglob("*.py"))]

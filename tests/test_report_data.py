@@ -77,8 +77,8 @@ def test_a_reply_may_hold_what_ends_a_line_elsewhere(tmp_path):
         ("timing.jsonl", '{"step": 0}\nhalf\n{"step": 2}\n', r"timing\.jsonl is damaged: line 2"),
         ("metrics.jsonl", '{"step": 0}\n', r"metrics\.jsonl is damaged: line 1 lacks cell"),
         ("episodes.jsonl", "3\n", r"episodes\.jsonl is damaged: line 1 holds no JSON object"),
-        ("results.json", '{"schema": 99}', r"results\.json has schema 99; this version reads 1"),
-        ("results.json", '{"schema": 1, "task": "x", "base": {}}', r"it lacks cells, arms, seconds, compiles"),
+        ("results.json", '{"schema": 99}', r"results\.json has schema 99; this version reads 1, 2"),
+        ("results.json", '{"schema": 2, "task": "x", "base": {}}', r"it lacks cells, arms, seconds, compiles"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path, name, text, message):

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from eval.kept import episode_json
 from rl.collect import Cell, Collected
 from rl.config import Config, ConfigError, check, differences, from_json, to_json
 from rl.credit import Credit
 from rl.presets import PRESETS
-from rl.results import cost_by_cell
-from rl.run_dir import LOGS, RunDir, episode_json, training_episodes
+from rl.run_dir import LOGS, RunDir, training_episodes
 from tasks.talk import talk_task
 from tests import tiny
 
@@ -112,36 +112,16 @@ def test_no_number_that_json_lacks_is_written(run):
 # Evaluations and episodes
 
 
-def test_an_evaluation_is_kept_or_is_not_there(run):
-    assert run.load_evaluation("base-channel_on") is None
-    summary = {"pass_at_1": {"mean": 0.5, "low": 0.25, "high": 0.75, "n": 8}, "sends_own": None}
-    run.save_evaluation("base-channel_on", summary, [chat("x"), chat("y", 1)])
-    assert run.load_evaluation("base-channel_on") == summary
-    lines = [json.loads(line) for line in (run.evaluations / "base-channel_on.jsonl").read_text().splitlines()]
-    assert [(line["evaluation"], line["episode"], line["utterances"][0]["text"]) for line in lines] == [
-        ("base-channel_on", 0, "x"),
-        ("base-channel_on", 1, "y"),
-    ]
-    assert not list(run.path.rglob("*.tmp"))
-
-
-def test_episodes_without_their_result_do_not_count(run):
-    """A run killed between the two files plays the evaluation again."""
-    run.save_evaluation("one", {}, [chat("x")])
-    (run.evaluations / "one.json").unlink()
-    assert run.load_evaluation("one") is None
-
-
 def test_gathering_twice_is_gathering_once(run):
     """Also after a kill half-way, and with an evaluation that came later."""
     run.append("episodes.jsonl", [{"training": 1}])
     training_bytes = run.sizes()["episodes.jsonl"]
-    run.save_evaluation("b", {}, [chat("from b")])
+    run.kept.save("b", {}, [chat("from b")])
     run.gather_episodes(training_bytes)
     once = (run.path / "episodes.jsonl").read_bytes()
     run.gather_episodes(training_bytes)
     assert (run.path / "episodes.jsonl").read_bytes() == once
-    run.save_evaluation("a", {}, [chat("from a")])
+    run.kept.save("a", {}, [chat("from a")])
     run.gather_episodes(training_bytes)
     lines = [json.loads(line) for line in (run.path / "episodes.jsonl").read_text().splitlines()]
     assert lines[0] == {"training": 1}
@@ -233,28 +213,6 @@ def test_numpy_numbers_do_not_reach_the_episode_file():
     """json refuses numpy's scalars: ids and log-probs are plain numbers by then."""
     utterance = episode_json(chat("x"))["utterances"][0]
     assert not any(isinstance(v, np.generic) for v in utterance["tokens"] + utterance["logp"])
-
-
-def test_what_a_cell_cost(tmp_path):
-    """Step 0: 8 s of sampling, 2 of them compiling, 3 : 1 by tokens; credit 1 s, all the first's; update 4 s, 1 : 1."""
-    run = RunDir(tmp_path)
-    names = ("rollout/episodes", "rollout/sampled_tokens", "credit/sampled_tokens", "loss/live_rows")
-    rows = {("a", 0): (4, 30, 9, 5), ("b", 0): (4, 10, 0, 5), ("a", 1): (4, 20, 0, 0), ("b", 1): (4, 20, 0, 0)}
-    run.append(
-        "metrics.jsonl",
-        [
-            {"step": s, "cell": c, "loss/trained_tokens": 7} | dict(zip(names, row, strict=True))
-            for (c, s), row in rows.items()
-        ],
-    )
-    timing = [
-        {"time/collect_s": 8, "time/collect/compile_s": 2, "time/credit_s": 1, "time/update_s": 4},
-        {"time/collect_s": 2, "time/credit_s": 0, "time/update_s": 2},
-    ]
-    run.append("timing.jsonl", [{"step": step, **line} for step, line in enumerate(timing)])
-    cost = cost_by_cell(run, ["a", "b"])
-    assert cost["a"] == {"episodes": 8, "sampled_tokens": 59, "trained_tokens": 14, "seconds": 4.5 + 1 + 2 + 1 + 1}
-    assert cost["b"] == {"episodes": 8, "sampled_tokens": 30, "trained_tokens": 14, "seconds": 1.5 + 0 + 2 + 1 + 1}
 
 
 def test_a_training_episode_is_written_with_its_pieces_and_advantages():

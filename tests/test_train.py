@@ -53,7 +53,7 @@ def refused(monkeypatch, capsys):
         raise AssertionError("this should have been refused before anything was played or trained")
 
     monkeypatch.setattr(train.Grader, "warm", lambda grader: None)
-    for name in ("evaluate_base", "train"):
+    for name in ("evaluate", "train"):
         monkeypatch.setattr(train, name, too_late)
 
     def run(*argv):
@@ -101,13 +101,13 @@ def test_a_small_run_from_end_to_end(tmp_path, capsys):
     episodes = lines_of(out / "episodes.jsonl")
     trained = [e for e in episodes if "cell" in e]
     assert len(trained) == 2 * 2 * 4 and all(len(e["utterances"]) == 4 for e in episodes)
-    # 2 arms untrained, 2 cells trained, and one cell's partner untrained: 2 problems x 2 chats each
-    assert len(episodes) - len(trained) == 5 * 4
+    # 2 arms untrained, three times; 2 cells trained, and one cell's partner untrained: 2 problems x 2 chats each
+    assert len(episodes) - len(trained) == 9 * 4
     # The last messages are graded, the first are not.
     assert all([u["correct"] is None for u in e["utterances"]] == [True, True, False, False] for e in episodes)
 
     results = json.loads((out / "results.json").read_text())
-    assert results["schema"] == 1 and [c["name"] for c in results["cells"]] == cells
+    assert results["schema"] == 2 and [c["name"] for c in results["cells"]] == cells
     on, off = (cell["evaluations"] for cell in results["cells"])
     assert set(on) == {"trained", "with_untrained_partner"} and set(off) == {"trained"}
     for evaluation in (*results["base"].values(), *on.values(), *off.values()):
@@ -130,7 +130,7 @@ def test_a_report_that_cannot_be_drawn_loses_no_results(tmp_path, capsys, monkey
     assert train.main([*SMALL, "--no-evaluate", "--out", str(out)]) == 0
     printed = capsys.readouterr()
     assert "error: no report (division by zero)" in printed.out and "ZeroDivisionError" in printed.err
-    assert json.loads((out / "results.json").read_text())["schema"] == 1 and not (out / "report.html").exists()
+    assert json.loads((out / "results.json").read_text())["schema"] == 2 and not (out / "report.html").exists()
 
 
 def test_a_loss_that_is_not_finite(tmp_path, capsys, monkeypatch):

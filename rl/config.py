@@ -24,8 +24,9 @@ class Config:
 
     task: Literal["talk_to_solve", "talk_three", "ask_to_solve", "message_board", "board_writers"] = "talk_to_solve"
     """What the copies play."""
-    preset: Literal["tiny", "qwen2.5-1.5b"] = "tiny"
-    """Defaults for every other flag: `tiny` runs on a laptop in minutes, `qwen2.5-1.5b` is the published setting."""
+    preset: Literal["tiny", "tiny-hard", "qwen2.5-1.5b"] = "tiny"
+    """Defaults for every other flag: `tiny` runs on a laptop in minutes, `tiny-hard` starts where most groups are flat,
+    `qwen2.5-1.5b` is the published setting."""
     arms: tuple[str, ...] = ()
     """Arms of the task, by default its first; each arm x credit x seed is one cell, and all train side by side."""
     credit: tuple[str, ...] = ()
@@ -34,7 +35,8 @@ class Config:
     """Training seeds: adapter initialisation, order of problems, sampling."""
 
     model: str = "builtin"
-    """Base model: `builtin`, a Hugging Face directory or hub id, or `random` (random weights of the preset's shape)."""
+    """Base model: `builtin`, `builtin-hard`, a Hugging Face directory or hub id, or `random` (random weights of the
+    preset's shape)."""
     tokenizer: str | None = None
     """Tokenizer directory or hub id; by default the model's own."""
     revision: str | None = None
@@ -141,6 +143,7 @@ class Config:
 
 
 TINY = Config()
+HARD = dataclasses.replace(TINY, preset="tiny-hard", model="builtin-hard", data="stories-three")
 QWEN = dataclasses.replace(
     TINY,
     preset="qwen2.5-1.5b",
@@ -164,6 +167,9 @@ PRESETS: dict[tuple[str, str], Config] = {
     ("tiny", "ask_to_solve"): dataclasses.replace(TINY, task="ask_to_solve"),
     ("tiny", "message_board"): dataclasses.replace(TINY, task="message_board", **BOARD),
     ("tiny", "board_writers"): dataclasses.replace(TINY, task="board_writers", **BOARD),
+    ("tiny-hard", "talk_to_solve"): HARD,
+    ("tiny-hard", "talk_three"): dataclasses.replace(HARD, task="talk_three", max_prompt_tokens=208),
+    ("tiny-hard", "ask_to_solve"): dataclasses.replace(HARD, task="ask_to_solve", max_prompt_tokens=176),
     ("qwen2.5-1.5b", "talk_to_solve"): QWEN,
     ("qwen2.5-1.5b", "talk_three"): dataclasses.replace(QWEN, task="talk_three", max_prompt_tokens=1792),
     ("qwen2.5-1.5b", "ask_to_solve"): dataclasses.replace(QWEN, task="ask_to_solve", message_tokens=48),

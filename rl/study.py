@@ -22,6 +22,7 @@ from tasks.base import Problem, Task
 from tasks.registry import TASKS, DataOptions, Problems, TaskOptions, load_problems
 
 BUILTIN = Path(model.__file__).parent / "builtin"
+BUILTINS = {"builtin": BUILTIN, "builtin-hard": BUILTIN.with_name("builtin_hard")}
 LORA_KEY = 0
 """Folded into a seed's key for the adapter's initial values."""
 
@@ -156,7 +157,7 @@ def _tokenizer(config: Config) -> tuple[ChatTokenizer, Path | None]:
         if config.tokenizer is None:
             raise ConfigError("--model random has no tokenizer of its own; name one with --tokenizer")
         return ChatTokenizer.load(weights.resolve(config.tokenizer)), None
-    path = BUILTIN if config.model == "builtin" else weights.resolve(config.model, config.revision)
+    path = BUILTINS.get(config.model) or weights.resolve(config.model, config.revision)
     weights.load_config(path)  # an unsupported model is refused before its tokenizer is read
     own = path if config.tokenizer is None else weights.resolve(config.tokenizer)
     return ChatTokenizer.load(own), path

@@ -257,9 +257,13 @@ def test_the_command_makes_a_directory_that_loads(name, tmp_path, monkeypatch, c
 
 
 BOUNDS = {
-    ("easy", "talk_to_solve"): ((0.10, 0.30), (0.0, 0.03), (0.3, 1.0)),
+    ("easy", "talk_to_solve"): (0.95, (0.10, 0.30), (0.0, 0.03), (0.3, 1.0)),
+    ("hard", "talk_to_solve"): (0.95, (0.003, 0.05), (0.0, 0.02), (0.7, 0.97)),
+    ("hard", "talk_three"): (0.75, (0.01, 0.05), (0.0, 0.02), (0.7, 0.97)),
+    ("hard", "ask_to_solve"): (0.85, (0.005, 0.05), (0.0, 0.02), (0.75, 0.98)),
 }
-"""Of the base, by setting and task: pass@1 with the channel on and off, and the share of flat groups."""
+"""Of the base, by setting and task: the least share of right answers that use all facts, likeliest tokens taken; pass@1
+with the channel on and off; flat groups."""
 
 
 @pytest.mark.slow
@@ -269,8 +273,9 @@ def test_skill_and_habits(directory, tokenizer, setting, name):
     model = nnx.merge(graph, params)
     shares = calibration.calibrate(model, tokenizer, setting, count=256)
     for task in setting.tasks:
-        assert shares[f"{task}: right when it uses them, greedy"] >= 0.95
-        for key, (low, high) in zip(("pass@1, channel_on", "pass@1, channel_off", "flat groups"), BOUNDS[name, task]):
+        skill, *bounds = BOUNDS[name, task]
+        assert shares[f"{task}: right when it uses them, greedy"] >= skill
+        for key, (low, high) in zip(("pass@1, channel_on", "pass@1, channel_off", "flat groups"), bounds):
             assert low <= shares[f"{task}: {key}"] <= high, (task, key, shares)
     if name == "easy":
         assert {story.pattern for story in calibration.heldout_stories(256, setting)} == set(range(len(PATTERNS)))

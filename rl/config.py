@@ -21,8 +21,9 @@ class Config:
 
     task: Literal["talk_to_solve", "talk_three", "ask_to_solve", "message_board", "board_writers"] = "talk_to_solve"
     """What the copies play."""
-    preset: Literal["tiny", "qwen2.5-1.5b"] = "tiny"
-    """Defaults for every other flag: `tiny` runs on a laptop in minutes, `qwen2.5-1.5b` is the published setting."""
+    preset: Literal["tiny", "tiny-hard", "qwen2.5-1.5b"] = "tiny"
+    """Defaults for every other flag: `tiny` runs on a laptop in minutes, `tiny-hard` starts where most groups are flat,
+    `qwen2.5-1.5b` is the published setting."""
     arms: tuple[str, ...] = ()
     """Arms of the task, by default its first; each arm x credit x seed is one cell, and all train side by side."""
     credit: tuple[str, ...] = ()
@@ -31,7 +32,8 @@ class Config:
     """Training seeds: adapter initialisation, order of problems, sampling."""
 
     model: str = "builtin"
-    """Base model: `builtin`, a Hugging Face directory or hub id, or `random` (random weights of the preset's shape)."""
+    """Base model: `builtin`, `builtin-hard`, a Hugging Face directory or hub id, or `random` (random weights of the
+    preset's shape)."""
     tokenizer: str | None = None
     """Tokenizer directory or hub id; by default the model's own."""
     revision: str | None = None

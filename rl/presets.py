@@ -5,6 +5,7 @@ import dataclasses
 from rl.config import Config
 
 TINY = Config()
+HARD = dataclasses.replace(TINY, preset="tiny-hard", model="builtin-hard", data="stories-three")
 QWEN = dataclasses.replace(
     TINY,
     preset="qwen2.5-1.5b",
@@ -24,10 +25,13 @@ QWEN = dataclasses.replace(
 BOARD = {"problems_per_step": 8, "episodes_per_problem": 1, "eval_episodes": 1}
 PRESETS: dict[tuple[str, str], Config] = {
     ("tiny", "talk_to_solve"): TINY,
-    ("tiny", "talk_three"): dataclasses.replace(TINY, task="talk_three"),
-    ("tiny", "ask_to_solve"): dataclasses.replace(TINY, task="ask_to_solve"),
+    ("tiny", "talk_three"): dataclasses.replace(TINY, task="talk_three", max_prompt_tokens=208),
+    ("tiny", "ask_to_solve"): dataclasses.replace(TINY, task="ask_to_solve", max_prompt_tokens=176),
     ("tiny", "message_board"): dataclasses.replace(TINY, task="message_board", **BOARD),
     ("tiny", "board_writers"): dataclasses.replace(TINY, task="board_writers", **BOARD),
+    ("tiny-hard", "talk_to_solve"): HARD,
+    ("tiny-hard", "talk_three"): dataclasses.replace(HARD, task="talk_three", max_prompt_tokens=208),
+    ("tiny-hard", "ask_to_solve"): dataclasses.replace(HARD, task="ask_to_solve", max_prompt_tokens=176),
     ("qwen2.5-1.5b", "talk_to_solve"): QWEN,
     ("qwen2.5-1.5b", "talk_three"): dataclasses.replace(QWEN, task="talk_three", max_prompt_tokens=1792),
     ("qwen2.5-1.5b", "ask_to_solve"): dataclasses.replace(QWEN, task="ask_to_solve", message_tokens=48),

@@ -1,10 +1,10 @@
-"""Rebuild the built-in model from nothing: `python -m rl.warmstart --out model/builtin`.
+"""Rebuild a built-in model from nothing: `python -m rl.warmstart --out model/builtin`, or, for the harder one,
+`python -m rl.warmstart --setting hard --out model/builtin_hard`.
 
-Builds the tokenizer from the words of tasks.stories and tasks.scripts, trains a half-million-parameter Qwen2
+Builds the tokenizer from the words of tasks.stories and tasks.habits, trains a half-million-parameter Qwen2
 on scripted conversations (supervised, one learning rate schedule that ends at 0), writes a Hugging Face
-directory and prints what the result can do. Seeded; about eight minutes on two CPU cores. Left out:
-reinforcement learning, which is what the result is for, and Math-Verify (a pattern match is enough for
-calibration).
+directory and prints what the result can do (rl.calibration). Seeded; about eight minutes on two CPU cores, sixteen for
+the harder one. Left out: reinforcement learning, which is what the result is for.
 """
 
 import argparse
@@ -13,8 +13,8 @@ import math
 import random
 import re
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -27,25 +27,62 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from model.config import ModelConfig
-from model.lora import LoraConfig, init_lora
 from model.qwen2 import Qwen2
 from model.tokenizer import ChatTokenizer
 from model.weights import read_json, save_hf, write_json
-from rollout.distribution import Sampling
-from rollout.episode import EpisodePlan, RowId
-from rollout.play import play
-from rollout.policy import Policy, Request
-from tasks.scripts import ANSWER_TOKENS, TASKS, Row, equation, forced_row, phrase_words, tell, write_rows
+from rl.calibration import calibrate
+from tasks.habits import EASY, SETTINGS, Setting, phrase_words
+from tasks.scripts import Row, equation, forced_row, informed_row, write_rows
 from tasks.stories import LARGEST, Story, story_stream, template_words
-from tasks.talk import FULL, NO_MESSAGE, SHORT
+from tasks.talk import FULL, NO_MESSAGE, NONE, SHARES, SHORT
 
-STEPS, PEAK_LR, WARMUP = 1000, 6e-3, 50
-CONVERSATIONS, FORCED_ROWS, SUM_ROWS = 8, 24, 48
-"""What a step holds: whole conversations (4 rows each), practice answers, rows of bare equations."""
-MESSAGE_LENGTH, ANSWER_LENGTH, SUM_LENGTH = 88, 136, 64
+PEAK_LR, WARMUP = 6e-3, 50
+SUM_ROWS, SUM_LENGTH = 48, 64
+"""Rows of bare equations in a step, and their tokens."""
 PROMPT_WEIGHT, SUM_WEIGHT = 0.1, 0.3
 CIRCLES, NUMBER_SCALE = (2, 4, 5, 10, 20, 50, 100, 250), 0.02
-SAMPLING = Sampling(temperature=0.9, top_p=0.95)
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a step holds of one task.
+
+    `chats`: whole conversations. `forced`: practice answers whose choice is given. `informed`: answers that heard
+    everything. `message_length`, `answer_length`: row lengths, tokens.
+    """
+
+    chats: int
+    forced: int
+    informed: int
+    message_length: int
+    answer_length: int
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a setting is trained: steps, and what each holds, by task.
+
+    `practice`: so many first steps teach forced rows whole. Where using what was told is rare and shows late in an
+    answer, it is hardly learned from scripts alone; so it is learned as a common habit, which the later steps unlearn.
+    """
+
+    steps: int
+    shares: Mapping[str, Share]
+    practice: int = 0
+
+
+RECIPES = {
+    "easy": Recipe(1000, {"talk_to_solve": Share(8, 24, 0, message_length=88, answer_length=136)}),
+    "hard": Recipe(
+        1200,
+        {
+            "talk_to_solve": Share(6, 8, 8, message_length=88, answer_length=144),
+            "talk_three": Share(2, 4, 3, message_length=104, answer_length=176),
+            "ask_to_solve": Share(2, 6, 4, message_length=116, answer_length=128),
+        },
+        practice=650,
+    ),
+}
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CHATML = (
@@ -55,15 +92,15 @@ CHATML = (
 )
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
+def build_tokenizer(setting: Setting = EASY) -> PreTrainedTokenizerFast:
     """Whole words and whole numbers; letters, then bytes, for everything else. Lossless on any text.
 
     A Unigram model whose pieces all cost the same takes the fewest pieces, so text that came from n sampled
     tokens never needs more than n when it is read back, and junk such as `DanWe` falls apart into words.
     """
     prompts = " ".join(str(part) for style in (SHORT, FULL) for part in vars(style).values())
-    prompts = re.sub(r"\{\w+\}", " ", prompts) + NO_MESSAGE + " nothing yet system user assistant"
-    words = template_words() | phrase_words() | set(re.findall(r"[A-Za-z]+", prompts))
+    prompts = re.sub(r"\{\w+\}", " ", prompts) + f"{NO_MESSAGE} nothing yet system user assistant {SHARES[2]} {NONE[2]}"
+    words = template_words() | phrase_words(setting) | set(re.findall(r"[A-Za-z]+", prompts))
     pieces = [chr(code) for code in range(32, 127)] + ["\n", "\ufffd"]
     pieces += [" " + mark for mark in "+-*=("] + ["\\boxed{", " \\boxed{", "}."]
     # A control token that was sampled is shown as its name, which then is text: two pieces, not a dozen.
@@ -101,12 +138,12 @@ def prompt_text(tokenizer: PreTrainedTokenizerFast, row: Row) -> str:
     return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
 
-def encode_row(tokenizer: PreTrainedTokenizerFast, row: Row) -> tuple[list[int], list[float]]:
-    """(tokens, their weights in the loss)."""
+def encode_row(tokenizer: PreTrainedTokenizerFast, row: Row, whole: bool = False) -> tuple[list[int], list[float]]:
+    """(tokens, their weights in the loss); `whole`: what the row is given is learned too."""
     prompt = tokenizer.backend_tokenizer.encode(prompt_text(tokenizer, row)).ids
     reply = tokenizer.backend_tokenizer.encode(row.reply).ids + [tokenizer.eos_token_id]
-    first = 0.0 if row.forced else 1.0
-    return prompt + reply, [PROMPT_WEIGHT] * len(prompt) + [first] + [1.0] * (len(reply) - 1)
+    given = 0 if whole else len(tokenizer.backend_tokenizer.encode(row.given).ids)
+    return prompt + reply, [PROMPT_WEIGHT] * len(prompt) + [0.0] * given + [1.0] * (len(reply) - given)
 
 
 def encode_sums(tokenizer: PreTrainedTokenizerFast, stream: Iterator[Story], rng: random.Random):
@@ -130,18 +167,23 @@ def pack(rows: list[tuple[list[int], list[float]]], length: int, pad: int) -> tu
     return tokens_BT, weights_BT
 
 
-def batches(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[list[tuple[np.ndarray, np.ndarray]]]:
-    """Endless steps: [messages, answers, equations]."""
+def batches(
+    tokenizer: PreTrainedTokenizerFast, seed: int, setting: Setting, recipe: Recipe
+) -> Iterator[list[tuple[np.ndarray, np.ndarray]]]:
+    """Endless steps: messages and answers of each task, then equations."""
     rng = random.Random(seed)
-    stream = story_stream(rng)
-    while True:
-        rows = [row for _ in range(CONVERSATIONS) for row in write_rows(next(stream), rng)]
-        rows += [forced_row(next(stream), rng) for _ in range(FORCED_ROWS)]
-        messages = [encode_row(tokenizer, row) for row in rows if row.turn < 2]
-        answers = [encode_row(tokenizer, row) for row in rows if row.turn >= 2]
-        sums = [encode_sums(tokenizer, stream, rng) for _ in range(SUM_ROWS)]
-        sides = ((messages, MESSAGE_LENGTH), (answers, ANSWER_LENGTH), (sums, SUM_LENGTH))
-        yield [pack(rows, length, tokenizer.pad_token_id) for rows, length in sides]
+    stream = story_stream(rng, least_facts=setting.least_facts)
+    for step in itertools.count(1):
+        groups, whole = [], step <= recipe.practice
+        for task, share in recipe.shares.items():
+            rows = [row for _ in range(share.chats) for row in write_rows(next(stream), rng, setting, task)]
+            rows += [forced_row(next(stream), rng, setting, task) for _ in range(share.forced)]
+            rows += [informed_row(next(stream), rng, setting, task) for _ in range(share.informed)]
+            for graded, length in ((False, share.message_length), (True, share.answer_length)):
+                chosen = [row for row in rows if row.task.turns[row.turn].graded == graded]
+                groups.append(([encode_row(tokenizer, row, whole) for row in chosen], length))
+        groups.append(([encode_sums(tokenizer, stream, rng) for _ in range(SUM_ROWS)], SUM_LENGTH))
+        yield [pack(rows, length, tokenizer.pad_token_id) for rows, length in groups]
 
 
 # Training
@@ -213,56 +255,6 @@ def train(model: Qwen2, data: Iterator, steps: int) -> Qwen2:
     return nnx.merge(graph, params)
 
 
-# What it can do
-
-
-def make_policy(model: Qwen2, tokenizer: ChatTokenizer) -> Policy:
-    """The model with an adapter that changes nothing."""
-    graph, params = nnx.split(model)
-    lora = jax.tree.map(lambda x: x[None], init_lora(jax.random.key(0), model.config, LoraConfig(1, 1.0)))
-    return Policy(model.config, graph, params, lora, 0.0, tokenizer, (ANSWER_LENGTH + 32,), (512,))
-
-
-def is_right(story: Story, text: str) -> bool:
-    boxes = re.findall(r"\\boxed\{(\d+)\}", text)
-    return bool(boxes) and boxes[-1] == story.problem.answer
-
-
-def chats(policy: Policy, arm: str, held: list[Story]) -> list[list[str]]:
-    """Four replies a story."""
-    problems = [replace(story.problem, id=str(index)) for index, story in enumerate(held)]
-    plans = [EpisodePlan(TASKS[arm], problem, 0, 0, 0, (0.0, 0.0)) for problem in problems]
-    return [[said.text for said in episode.utterances] for episode in play(policy, [plans], SAMPLING)[0]]
-
-
-def answers(policy: Policy, rows: list[Row], start: str, sampling: Sampling) -> list[str]:
-    """A reply a row, made to start with `start`."""
-    given = policy.tokenizer.encode_text(start)
-    requests = []
-    for index, row in enumerate(rows):
-        prompt = policy.tokenizer.encode_chat(row.task.render(row.story.problem, row.turn, row.heard))
-        requests.append(Request(str(index), prompt + given, ANSWER_TOKENS, 0.0, RowId(0, 0, index, 0, row.turn)))
-    return [start + policy.tokenizer.decode(reply.tokens) for reply in policy.sample([requests], sampling)[0]]
-
-
-def calibrate(model: Qwen2, tokenizer: ChatTokenizer, count: int = 512) -> dict[str, float]:
-    """Shares on `count` held-out stories, one chat each."""
-    held = list(itertools.islice(story_stream(random.Random("calibration"), heldout=True), count))
-    policy, out = make_policy(model, tokenizer), {}
-    for arm in TASKS:
-        said = chats(policy, arm, held)
-        out[f"answers right, {arm}"] = np.mean([is_right(s, c[u]) for s, c in zip(held, said) for u in (2, 3)])
-        out[f"sends all its facts, {arm}"] = np.mean([c[a] == tell(s, a) for s, c in zip(held, said) for a in (0, 1)])
-        out[f"asks, {arm}"] = np.mean(["?" in c[u] for c in said for u in (0, 1)])
-    rows = [forced_row(story, random.Random(0)) for story in held]
-    out["uses a full message"] = np.mean([r.startswith("We") for r in answers(policy, rows, "", SAMPLING)])
-    for name, sampling in (("greedy", Sampling(1e-3)), ("top_p 0.95", SAMPLING), ("top_p 1", Sampling(0.9))):
-        right = [is_right(*pair) for pair in zip(held, answers(policy, rows, "We", sampling))]
-        out[f"right when it uses a full message, {name}"] = np.mean(right)
-    out["... of three facts"] = np.mean([ok for s, ok in zip(held, right) if len(s.numbers) == 3])
-    return {name: float(value) for name, value in out.items()}
-
-
 def save(out: Path, model: Qwen2, tokenizer: PreTrainedTokenizerFast) -> None:
     """Write the Hugging Face directory."""
     save_hf(out, model.config, nnx.state(model), jnp.float32)
@@ -273,19 +265,27 @@ def save(out: Path, model: Qwen2, tokenizer: PreTrainedTokenizerFast) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="directory to write, e.g. model/builtin")
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--setting",
+        choices=SETTINGS,
+        default="easy",
+        help="easy (default): talk_to_solve, model/builtin; hard: three tasks, answers that start alike and rarely use "
+        "what the partner sent, model/builtin_hard",
+    )
+    parser.add_argument("--steps", type=int, help="training steps, count; by default the setting's own")
+    parser.add_argument("--seed", type=int, default=0, help="of initial weights and scripts (default 0)")
     args = parser.parse_args()
-    tokenizer = build_tokenizer()
+    setting, recipe = SETTINGS[args.setting], RECIPES[args.setting]
+    tokenizer = build_tokenizer(setting)
     config = model_config(tokenizer)
     print(f"{len(tokenizer)} tokens, {config.parameters:,} parameters")
     model = init_model(config, tokenizer, args.seed)
-    model = train(model, batches(tokenizer, args.seed), args.steps)
+    model = train(model, batches(tokenizer, args.seed, setting, recipe), args.steps or recipe.steps)
     save(args.out, model, tokenizer)
-    for name, value in calibrate(model, ChatTokenizer(args.out)).items():
-        print(f"{name:50} {value:.3f}")
+    for name, value in calibrate(model, ChatTokenizer(args.out), setting).items():
+        print(f"{name:60} {value:.3f}")
 
 
 if __name__ == "__main__":

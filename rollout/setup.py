@@ -23,6 +23,7 @@ from tasks.base import Problem, Task
 from tasks.registry import TASKS, DataOptions, Problems, TaskOptions, load_problems
 
 BUILTIN = Path(model.__file__).parent / "builtin"
+BUILTINS = {"builtin": BUILTIN, "builtin-hard": BUILTIN.with_name("builtin_hard")}
 
 
 class ConfigError(ValueError):
@@ -100,7 +101,7 @@ def load_tokenizer(c: PlaySettings) -> tuple[ChatTokenizer, Path | None]:
         if c.tokenizer is None:
             raise ConfigError("--model random has no tokenizer of its own; name one with --tokenizer")
         return ChatTokenizer.load(weights.resolve(c.tokenizer)), None
-    path = BUILTIN if c.model == "builtin" else weights.resolve(c.model, c.revision)
+    path = BUILTINS.get(c.model) or weights.resolve(c.model, c.revision)
     weights.load_config(path)  # an unsupported model is refused before its tokenizer is read
     own = path if c.tokenizer is None else weights.resolve(c.tokenizer)
     return ChatTokenizer.load(own), path

@@ -3,8 +3,7 @@
 A table of patterns, filled with names, things and numbers from a seed; nothing is fetched. A fact is one
 sentence with one number; a story has two or three, dealt A, B, A. Left out: more facts, fractions, negative
 numbers, and the conversations about the stories (tasks.scripts). To add a shape of story, add a row to
-`PATTERNS`, then rebuild the built-in model, whose vocabulary is read from here: `python -m rl.warmstart --out
-model/builtin`.
+`PATTERNS`, then rebuild the built-in models, whose vocabulary is read from here (rl.warmstart).
 """
 
 import random

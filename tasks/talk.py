@@ -18,7 +18,7 @@ ARMS = ("channel_on", "channel_off")
 @dataclass(frozen=True)
 class ChatPrompt:
     """The words around facts, question and transcript. `{me}` and `{other}` are the names of the agent and of the
-    others, `{share}` is each one's share of the facts."""
+    others, `{share}` is each one's share of the facts, `{none}` says that one alone is not enough for two or three."""
 
     system: str
     user: str
@@ -29,7 +29,7 @@ class ChatPrompt:
 FULL = ChatPrompt(
     system=(
         "You are {me}. You and {other} solve one math problem together. Each of you holds only some of its facts, "
-        "and none of you can solve it alone."
+        "and {none} can solve it alone."
     ),
     user="Your facts:\n{facts}\n\nQuestion: {question}\n\nConversation so far:\n{chat}\n\n{instruction}",
     message="Write one short message to {other}. Do not solve the problem yet.",
@@ -46,6 +46,8 @@ SHORT = ChatPrompt(
 )
 PROMPTS = {"full": FULL, "short": SHORT}
 SHARES = {2: "half", 3: "a third"}
+NONE = {2: "neither", 3: "none of you"}
+"""By the number of copies."""
 
 
 def messages(
@@ -66,7 +68,7 @@ def messages(
         chat="\n".join(chat) or "(nothing yet)",
         instruction=instruction.format(**words),
     )
-    system = prompt.system.format(**words, share=SHARES[len(names)])
+    system = prompt.system.format(**words, share=SHARES[len(names)], none=NONE[len(names)])
     return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
 

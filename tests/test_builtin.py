@@ -1,8 +1,10 @@
-"""model/builtin and the command that makes it: tokenizer, prompts as the product renders them, loss weights, skill."""
+"""model/builtin, model/builtin_hard and the command that makes them: tokenizer, prompts as the product renders them,
+loss weights, skill."""
 
 import itertools
 import json
 import random
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -13,24 +15,52 @@ from flax import nnx
 from model import weights
 from model.config import ModelConfig
 from model.tokenizer import ChatTokenizer
-from rl import warmstart
-from rollout.distribution import Sampling
+from rl import calibration, warmstart
+from rl.config import PRESETS
+from rl.study import BUILTINS
 from rollout.play import longest_prompt
-from tasks.scripts import ANSWER_TOKENS, MESSAGE_TOKENS, TASKS, forced_row, write_rows
-from tasks.stories import LARGEST, PATTERNS, stories, story_stream
+from tasks.habits import ANSWER_TOKENS, MESSAGE_TOKENS, SETTINGS, Setting
+from tasks.scripts import forced_row, write_rows
+from tasks.stories import LARGEST, PATTERNS, Story, stories, story_stream
 
-LONGEST_PROMPT = 160
-"""What the tiny preset leaves for a prompt (rl.config), tokens."""
+PRESET = {"easy": "tiny", "hard": "tiny-hard"}
+
+
+@pytest.fixture(scope="module", params=SETTINGS)
+def name(request) -> str:
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def directory(request):
-    return request.config.rootpath / "model" / "builtin"
+def setting(name) -> Setting:
+    return SETTINGS[name]
+
+
+@pytest.fixture(scope="module")
+def directory(name):
+    return BUILTINS[PRESETS[PRESET[name], "talk_to_solve"].model]
 
 
 @pytest.fixture(scope="module")
 def tokenizer(directory) -> ChatTokenizer:
     return ChatTokenizer(directory)
+
+
+@pytest.fixture(scope="module")
+def built(setting):
+    return warmstart.build_tokenizer(setting)
+
+
+def drawn(setting: Setting, count: int, rng: random.Random) -> list[Story]:
+    return list(itertools.islice(story_stream(rng, least_facts=setting.least_facts), count))
+
+
+def scripts(setting: Setting, count: int):
+    """`count` conversations of each task, one row a turn."""
+    rng = random.Random(0)
+    for task in setting.tasks:
+        for story in drawn(setting, count, rng):
+            yield from write_rows(story, rng, setting, task)
 
 
 def pieces(tokenizer: ChatTokenizer, text: str) -> list[str]:
@@ -66,9 +96,8 @@ def test_weights_load_and_are_finite(directory):
 # The tokenizer
 
 
-def test_tokenizer_is_what_the_command_builds(directory):
-    built = json.loads(warmstart.build_tokenizer().backend_tokenizer.to_str())
-    assert built == json.loads((directory / "tokenizer.json").read_text())
+def test_tokenizer_is_what_the_command_builds(directory, built):
+    assert json.loads(built.backend_tokenizer.to_str()) == json.loads((directory / "tokenizer.json").read_text())
 
 
 def test_padding_is_not_the_end(tokenizer):
@@ -83,9 +112,9 @@ def test_numbers_are_single_tokens(tokenizer):
 @pytest.mark.parametrize(
     "text, expected",
     [
-        ("We have 17 + 5 = 22.", ["We", " have", " 17", " +", " 5", " =", " 22", "."]),
+        ("Tom has 17 + 5 = 22.", ["Tom", " has", " 17", " +", " 5", " =", " 22", "."]),
         (" The answer is \\boxed{22}.", [" The", " answer", " is", " \\boxed{", "22", "}."]),
-        ("DanWe", ["Dan", "We"]),
+        ("DanTom", ["Dan", "Tom"]),
         ("A: (no message)\nB:", ["A", ":", " (", "no", " message", ")", "\n", "B", ":"]),
         ("<|im_end|>", ["<|im_end", "|>"]),
     ],
@@ -94,13 +123,14 @@ def test_words_stay_whole(tokenizer, text, expected):
     assert pieces(tokenizer, text) == expected
 
 
-def test_scripts_need_no_letters(tokenizer):
+def test_scripts_and_prompts_need_no_letters(tokenizer, setting):
     """Everything that the warm start shows is whole words, numbers and marks."""
-    rng = random.Random(0)
-    for story in itertools.islice(story_stream(rng), 300):
-        for row in write_rows(story, rng):
-            words = {piece.strip() for piece in pieces(tokenizer, row.reply)}
-            assert {word for word in words if word.isalpha() and len(word) == 1} <= {"A", "B", "I", "a"}
+    for row in scripts(setting, 200):
+        prompt = row.task.render(row.story.problem, row.turn, row.heard)
+        for text in (row.reply, *(message["content"] for message in prompt)):
+            words = {piece.strip() for piece in pieces(tokenizer, text)}
+            assert {word for word in words if word.isalpha() and len(word) == 1} <= {"A", "B", "C", "I", "a"}
+            assert tokenizer.decode(tokenizer.encode_text(text)) == text
 
 
 def any_text(rng: random.Random) -> str:
@@ -147,62 +177,78 @@ def test_what_was_sampled_comes_back_in_no_more_tokens(tokenizer):
     assert len(tokenizer.encode_text(tokenizer.decode([start]))) == 2
 
 
-def test_prompts_and_scripts_fit(tokenizer):
-    train, heldout, _ = stories(512, 64, 0)
-    longest = max(longest_prompt(tokenizer.encode_chat, t, p) for t in TASKS.values() for p in train + heldout)
-    assert longest <= LONGEST_PROMPT
-    rng = random.Random(0)
-    for story in itertools.islice(story_stream(rng), 500):
-        for row in write_rows(story, rng):
-            cap = MESSAGE_TOKENS if row.turn < 2 else ANSWER_TOKENS
-            assert len(tokenizer.encode_text(row.reply)) + 1 <= cap
+def test_prompts_and_scripts_fit(tokenizer, setting, name):
+    train, heldout, _ = stories(512, 64, 0, setting.least_facts)
+    for task, arms in setting.tasks.items():
+        longest = max(longest_prompt(tokenizer.encode_chat, t, p) for t in arms.values() for p in train + heldout)
+        assert longest <= PRESETS[PRESET[name], task].max_prompt_tokens
+    for row in scripts(setting, 400):
+        cap = ANSWER_TOKENS if row.task.turns[row.turn].graded else MESSAGE_TOKENS
+        assert len(tokenizer.encode_text(row.reply)) + 1 <= cap
 
 
 # The command
 
 
-def test_training_sees_the_products_prompts(tokenizer):
-    built, rng = warmstart.build_tokenizer(), random.Random(0)
-    for story in itertools.islice(story_stream(rng), 30):
-        for row in write_rows(story, rng):
+def test_training_sees_the_products_prompts(tokenizer, built, setting):
+    for row in scripts(setting, 20):
+        tokens, loss_weights = warmstart.encode_row(built, row)
+        prompt = tokenizer.encode_chat(row.task.render(row.story.problem, row.turn, row.heard))
+        reply = tokenizer.encode_text(row.reply) + [tokenizer.end_of_turn[0]]
+        assert tokens == prompt + reply
+        assert loss_weights == [warmstart.PROMPT_WEIGHT] * len(prompt) + [1.0] * len(reply)
+
+
+def test_a_forced_row_teaches_all_but_what_it_is_given(tokenizer, built, setting):
+    rng = random.Random(0)
+    for task in setting.tasks:
+        for story in drawn(setting, 20, rng):
+            row = forced_row(story, rng, setting, task)
             tokens, loss_weights = warmstart.encode_row(built, row)
-            prompt = tokenizer.encode_chat(row.task.render(row.story.problem, row.turn, row.heard))
-            reply = tokenizer.encode_text(row.reply) + [tokenizer.end_of_turn[0]]
-            assert tokens == prompt + reply
-            assert loss_weights == [warmstart.PROMPT_WEIGHT] * len(prompt) + [1.0] * len(reply)
+            start = loss_weights.index(0.0)
+            taught = tokens[start + loss_weights[start:].count(0.0) :]
+            assert loss_weights[-len(taught) :] == [1.0] * len(taught)
+            assert row.given + tokenizer.decode(taught) == row.reply
+            assert tokenizer.decode(tokens[start:]) == row.reply
+            whole = warmstart.encode_row(built, row, whole=True)
+            assert whole[0] == tokens and 0.0 not in whole[1]
 
 
-def test_a_forced_row_teaches_all_but_its_first_word():
-    built, rng = warmstart.build_tokenizer(), random.Random(0)
-    tokens, loss_weights = warmstart.encode_row(built, forced_row(next(story_stream(rng)), rng))
-    start = tokens.index(built.convert_tokens_to_ids("We"), 40)
-    assert loss_weights[start] == 0 and set(loss_weights[start + 1 :]) == {1.0}
-
-
-def test_equations_train_results_only():
-    built, rng = warmstart.build_tokenizer(), random.Random(0)
-    tokens, loss_weights = warmstart.encode_sums(built, story_stream(rng), rng)
+def test_equations_train_results_only(built, setting):
+    rng = random.Random(0)
+    tokens, loss_weights = warmstart.encode_sums(built, story_stream(rng, least_facts=setting.least_facts), rng)
     trained = {built.decode([b]) for b, weight in zip(tokens, loss_weights[1:]) if weight}
     assert trained <= {" =", " \\boxed{"} and " =" in trained
 
 
-def test_batches_are_seeded_and_fit():
-    built = warmstart.build_tokenizer()
-    once, again = (next(warmstart.batches(built, 3)) for _ in range(2))
+def test_batches_are_seeded_and_fit(built, setting, name):
+    recipe = warmstart.RECIPES[name]
+    once, again = (next(warmstart.batches(built, 3, setting, recipe)) for _ in range(2))
     for (tokens, loss_weights), other in zip(once, again):
         np.testing.assert_array_equal(tokens, other[0])
         assert tokens.shape == loss_weights.shape and loss_weights.sum() > 0
-    stream = warmstart.batches(built, 0)
+    stream = warmstart.batches(built, 0, setting, recipe)
     for _ in range(20):
         next(stream)  # raises if a row does not fit its length
 
 
+def test_practice_ends(built, setting):
+    """First the choice is learned from practice rows, then it is not."""
+    share = warmstart.Share(chats=1, forced=4, informed=0, message_length=88, answer_length=144)
+    recipe = warmstart.Recipe(2, {"talk_to_solve": share}, practice=1)
+    groups = [groups[1] for groups in itertools.islice(warmstart.batches(built, 0, setting, recipe), 2)]
+    for forced, (_, weights_BT) in zip((0, 4), groups):
+        ends = [np.flatnonzero(row)[-1] for row in weights_BT]
+        assert sum(0.0 in row[: end + 1] for row, end in zip(weights_BT, ends)) == forced
+
+
 @pytest.mark.slow
-def test_the_command_makes_a_directory_that_loads(tmp_path, monkeypatch, capsys):
-    for name, small in (("CONVERSATIONS", 1), ("FORCED_ROWS", 2), ("SUM_ROWS", 2)):
-        monkeypatch.setattr(warmstart, name, small)
-    monkeypatch.setattr("sys.argv", ["warmstart", "--out", str(tmp_path), "--steps", "2"])
-    monkeypatch.setattr(warmstart, "calibrate", lambda model, tokenizer: {"nothing": 0.0})
+def test_the_command_makes_a_directory_that_loads(name, tmp_path, monkeypatch, capsys):
+    shares = {task: replace(share, chats=1, forced=2) for task, share in warmstart.RECIPES[name].shares.items()}
+    monkeypatch.setitem(warmstart.RECIPES, name, warmstart.Recipe(2, shares))
+    monkeypatch.setattr(warmstart, "SUM_ROWS", 2)
+    monkeypatch.setattr("sys.argv", ["warmstart", "--setting", name, "--out", str(tmp_path)])
+    monkeypatch.setattr(warmstart, "calibrate", lambda model, tokenizer, setting: {"nothing": 0.0})
     with jax.numpy_dtype_promotion("standard"):  # optax's Muon raises a float to an int32 power
         warmstart.main()
     assert "parameters" in capsys.readouterr().out
@@ -210,16 +256,26 @@ def test_the_command_makes_a_directory_that_loads(tmp_path, monkeypatch, capsys)
     assert ChatTokenizer(tmp_path).end_of_turn
 
 
+BOUNDS = {
+    ("easy", "talk_to_solve"): (0.95, (0.10, 0.30), (0.0, 0.03), (0.3, 1.0)),
+    ("hard", "talk_to_solve"): (0.95, (0.003, 0.05), (0.0, 0.02), (0.7, 0.97)),
+    ("hard", "talk_three"): (0.75, (0.01, 0.05), (0.0, 0.02), (0.7, 0.97)),
+    ("hard", "ask_to_solve"): (0.85, (0.005, 0.05), (0.0, 0.02), (0.75, 0.98)),
+}
+"""Of the base, by setting and task: the least share of right answers that use all facts, likeliest tokens taken; pass@1
+with the channel on and off; flat groups."""
+
+
 @pytest.mark.slow
-def test_skill_and_habits(directory, tokenizer):
-    """It can add and multiply what it was told, and RL has everything left to teach: when to tell and to use it."""
-    config, graph, params = weights.load(directory, jnp.float32)
-    policy = warmstart.make_policy(nnx.merge(graph, params), tokenizer)
-    held = list(itertools.islice(story_stream(random.Random(1), heldout=True), 256))
-    rows = [forced_row(story, random.Random(index)) for index, story in enumerate(held)]
-    greedy = warmstart.answers(policy, rows, "We", Sampling(1e-3))
-    assert np.mean([warmstart.is_right(*pair) for pair in zip(held, greedy)]) >= 0.95
-    assert {story.pattern for story in held} == set(range(len(PATTERNS)))
-    for arm, low, high in (("channel_on", 0.10, 0.30), ("channel_off", 0.0, 0.03)):
-        said = warmstart.chats(policy, arm, held)
-        assert low <= np.mean([warmstart.is_right(s, c[u]) for s, c in zip(held, said) for u in (2, 3)]) <= high
+def test_skill_and_habits(directory, tokenizer, setting, name):
+    """It can calculate with what it was told, and RL has everything left to teach: when to tell and to use it."""
+    _, graph, params = weights.load(directory, jnp.float32)
+    model = nnx.merge(graph, params)
+    shares = calibration.calibrate(model, tokenizer, setting, count=256)
+    for task in setting.tasks:
+        skill, *bounds = BOUNDS[name, task]
+        assert shares[f"{task}: right when it uses them, greedy"] >= skill
+        for key, (low, high) in zip(("pass@1, channel_on", "pass@1, channel_off", "flat groups"), bounds):
+            assert low <= shares[f"{task}: {key}"] <= high, (task, key, shares)
+    if name == "easy":
+        assert {story.pattern for story in calibration.heldout_stories(256, setting)} == set(range(len(PATTERNS)))

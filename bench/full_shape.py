@@ -83,7 +83,7 @@ def one_step(study: Study, step: int) -> dict[str, float]:
     decode_steps = policy.decode_steps - before[2]
     collected_X = credit_step(policy, grader, study.cells, episodes_XPG, 0.0, study.settings)
     collected = time.perf_counter()
-    plan = pack([got.rows for got in collected_X], c.micro_rows, study.train_buckets)
+    plan = pack([got.rows for got in collected_X], c.micro_rows, study.train_buckets, slots=study.slots)
     packed = time.perf_counter()
     study.state, stats = learner.update(study.state, plan.batches)
     study.policy.lora = study.state.lora

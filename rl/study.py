@@ -16,7 +16,7 @@ from model.tokenizer import ChatTokenizer
 from rl.collect import Cell, Settings
 from rl.config import Config, to_json
 from rl.credit import ChatOptions
-from rl.update import Learner, OptimConfig, TrainState, init_state
+from rl.update import Learner, OptimConfig, TrainState, init_state, slots_for
 from rollout.distribution import Sampling
 from rollout.policy import Policy, bucket_ladder
 from rollout.setup import (
@@ -69,6 +69,11 @@ class Study:
     def subjects(self) -> list[Subject]:
         """The cells, as evaluation knows them."""
         return [Subject(c.name, c.credit, c.seed, c.task, x) for x, c in enumerate(self.cells)]
+
+    @property
+    def slots(self) -> int:
+        """Slots of the update's micro-batches."""
+        return slots_for(len(self.cells), self.config.micro_rows, self.train_buckets[-1])
 
     def facts(self, seconds: dict[str, float], device: str) -> dict[str, Any]:
         """What a run directory doesn't tell of a run; see eval.results."""

@@ -169,6 +169,7 @@ def train(
                     c.normalisation,
                     c.normalisation_chunks,
                     [(cell.seed, step) for cell in cells],
+                    slots=study.slots,
                 )
             try:
                 with phases("update"):

@@ -19,11 +19,16 @@ from model.executables import compile_together
 from rl.batch import Batch
 from rl.loss import LossStats, policy_gradient_loss
 from rollout.distribution import Sampling, Shape
-from rollout.sampler import in_parts
+from rollout.sampler import over_cells
 from rollout.scorer import selected_logp
 
 TOKENS_AT_ONCE = 48 * 1024
-"""Padded tokens, over cells, whose activations exist at one time; more cells than that take turns."""
+"""Padded tokens of a micro-batch, over its slots, that a training pass should hold at most."""
+
+
+def slots_for(cells: int, micro_rows: int, longest: int) -> int:
+    """Slots of a micro-batch for this many cells: one each, or as many as TOKENS_AT_ONCE allows."""
+    return max(1, min(cells, TOKENS_AT_ONCE // (micro_rows * longest)))
 
 
 class TrainState(NamedTuple):
@@ -158,18 +163,22 @@ class Learner:
         return self.base, lora, grads, batch, self.sampling.arrays(), jnp.float32(self.lora_scale), self.allowed_V
 
     def _gradient(self, base, lora, grads, batch, shape, scale, allowed_V):
-        """`grads` plus the gradient of one micro-batch, of every cell."""
+        """`grads` plus the gradient of one micro-batch, and its sums, for every cell."""
         model = nnx.merge(self.graph, base)
+        cells = batch.cells
 
-        def cell(lora, grads, batch):
+        def slot(lora, batch):
             def loss(lora):
                 return batch_loss(model, lora, scale, batch, shape, allowed_V, self.config, self.remat)
 
-            new, stats = jax.grad(loss, has_aux=True)(lora)
-            return jax.tree.map(jnp.add, grads, new), stats
+            return jax.grad(loss, has_aux=True)(lora)
 
-        rows, width = batch.tokens.shape[1:]
-        return in_parts(cell, TOKENS_AT_ONCE // (rows * width))(lora, grads, batch)
+        new, stats = over_cells(slot)(jax.tree.map(lambda leaf: leaf[cells], lora), batch)
+        count = jax.tree.leaves(lora)[0].shape[0]
+        zero = jnp.zeros(count, jnp.float32)
+        totals = jax.tree.map(lambda stat: zero.at[cells].add(stat), stats)
+        totals = totals._replace(gap_max=zero.at[cells].max(stats.gap_max))
+        return jax.tree.map(lambda total, part: total.at[cells].add(part), grads, new), totals
 
     def accumulate(self, lora: Any, grads: Any, batch: Batch) -> tuple[Any, LossStats]:
         """Add one micro-batch's gradient to `grads` (which is donated)."""

@@ -103,16 +103,17 @@ class Policy:
     def sample(self, requests_X: Sequence[Sequence[Request]], sampling: Sampling) -> list[list[Reply]]:
         """Sample every request; `requests_X[x]` are the rows of cell x. Replies come back in the same places.
 
-        Cells side by side share calls, so the calls are as many as the cell with the most rows needs.
+        Cells side by side share calls, so the calls are as many as the cell with the most rows needs; cells without
+        rows left sit the later ones out.
         """
         if len(requests_X) != self.cells:
             raise ValueError(f"requests for {len(requests_X)} cells; the policy holds {self.cells}")
         replies_X: list[list[Reply]] = [[] for _ in requests_X]
-        active, lora = self.active([bool(requests) for requests in requests_X])
         most = max(len(requests) for requests in requests_X)
         start = 0
         while start < most:
             rows = next((r for r in self.row_buckets if r >= most - start), self.row_buckets[-1])
+            active, lora = self.active([len(requests) > start for requests in requests_X])
             part_X = [requests_X[x][start : start + rows] for x in active]
             for x, part in zip(active, self._sample_part(lora, part_X, rows, sampling), strict=True):
                 replies_X[x].extend(part)

@@ -65,21 +65,6 @@ def over_cells(function: Callable) -> Callable:
     return call
 
 
-def in_parts(function: Callable, at_once: int) -> Callable:
-    """`over_cells`, a part of the cells after the other where they are more than `at_once`, to bound memory."""
-
-    def call(*args: Any) -> Any:
-        cells = jax.tree.leaves(args)[0].shape[0]
-        size = next(n for n in range(min(cells, max(at_once, 1)), 0, -1) if cells % n == 0)
-        if size == cells:
-            return over_cells(function)(*args)
-        parts = jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), args)
-        out = jax.lax.map(lambda part: over_cells(function)(*part), parts)
-        return jax.tree.map(lambda x: x.reshape(cells, *x.shape[2:]), out)
-
-    return call
-
-
 def row_keys(ids: jax.Array) -> jax.Array:
     """[..., 5] uint32 -> [...] keys, by folding in one field after the other."""
 

@@ -81,8 +81,8 @@ def score(policy: Policy, rows_X: Sequence[Sequence[Forced]], rows_at_once: int)
     if not any(rows_X):
         return out_X
     order_X = [sorted(range(len(rows)), key=lambda i, rows=rows: _length(rows[i])) for rows in rows_X]
-    active, lora = policy.active([bool(rows) for rows in rows_X])
     for start in range(0, max(map(len, rows_X)), rows_at_once):
+        active, lora = policy.active([len(rows) > start for rows in rows_X])
         places_X = [order_X[x][start : start + rows_at_once] for x in active]
         part_X = [[rows_X[x][i] for i in places] for x, places in zip(active, places_X, strict=True)]
         for x, places, logps in zip(active, places_X, _score_part(policy, lora, part_X, rows_at_once), strict=True):

@@ -53,8 +53,8 @@ def test_all_flat_gives_no_batches():
     assert plan.batches == [] and plan.trained_tokens_X.tolist() == [1, 1]
 
 
-def test_cells_share_the_cutting():
-    """Cell 1 has one live row: its second micro-batch is empty, and each cell has its own denominator."""
+def test_parts_of_like_length_share_a_micro_batch():
+    """Cell 0 is cut into rows of (4, 3) and (2) tokens, cell 1 has one live row of 5. Each has its own denominator."""
     cells = [
         [row([1], [101] * n, 1.0) for n in (1, 2, 3)],
         [row([2], [201] * 4, 1.0), row([2], [202], 0.0)],
@@ -65,6 +65,22 @@ def test_cells_share_the_cutting():
     assert plan.batches[1].loss_mask.sum(axis=(1, 2)).tolist() == [1, 0]
     assert plan.batches[0].weight[0].max() == np.float32(1 / 6)
     assert plan.batches[0].weight[1].max() == np.float32(1 / 5)
+    assert [b.cells.tolist() for b in plan.batches] == [[0, 1], [0, 0]]
+
+
+def test_fewer_slots_than_cells():
+    """Five parts, longest first: cell 1's 7 and 6 tokens, cell 2's 5, cell 0's 4, cell 1's 3; two at a time. An empty
+    slot is cell 0's and weighs nothing."""
+    cells = [
+        [row([1], [11] * 3, 1.0)],
+        [row([1], [21] * n, 1.0) for n in (2, 6, 5)],
+        [row([1], [31] * 4, -1.0)],
+    ]
+    plan = pack(cells, 1, (3, 5, 8), slots=2)
+    assert [b.cells.tolist() for b in plan.batches] == [[1, 1], [0, 2], [1, 0]]
+    assert [b.tokens.shape for b in plan.batches] == [(2, 1, 8), (2, 1, 5), (2, 1, 3)]
+    assert [b.loss_mask.sum(axis=(1, 2)).tolist() for b in plan.batches] == [[6, 5], [3, 4], [2, 0]]
+    assert plan.live_rows_X.tolist() == [1, 3, 1] and not plan.batches[2].weight[1].any()
 
 
 def test_a_row_longer_than_the_buckets_is_an_error():

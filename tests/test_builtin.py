@@ -16,9 +16,9 @@ from model import weights
 from model.config import ModelConfig
 from model.tokenizer import ChatTokenizer
 from rl import calibration, warmstart
-from rl.config import PRESETS
-from rl.study import BUILTINS
+from rl.presets import PRESETS
 from rollout.play import longest_prompt
+from rollout.setup import BUILTINS
 from tasks.habits import ANSWER_TOKENS, MESSAGE_TOKENS, SETTINGS, Setting
 from tasks.scripts import forced_row, write_rows
 from tasks.stories import LARGEST, PATTERNS, Story, stories, story_stream

@@ -9,7 +9,6 @@ from flax import nnx
 from rollout.distribution import Sampling, shaped_logits, token_logp
 from rollout.episode import RowId
 from rollout.policy import PromptTooLong, Request, bucket_ladder
-from rollout.sampler import in_parts
 from tests import tiny
 
 TRAIN = Sampling(temperature=0.9)
@@ -149,20 +148,3 @@ def test_idle_cells_are_left_out_and_change_nothing():
     for a, b in zip(alone, beside, strict=True):
         np.testing.assert_array_equal(a.tokens, b.tokens)
         np.testing.assert_allclose(a.logp, b.logp, atol=1e-5)
-
-
-@pytest.mark.parametrize("at_once, calls", [(6, 1), (4, 2), (3, 2), (1, 6), (0, 6)])
-def test_cells_may_take_turns(at_once, calls):
-    """Six cells, at most `at_once` at a time: parts of equal size, and the same numbers."""
-    sizes = []
-
-    def cell(x):
-        sizes.append(x.shape)
-        return {"sum": x.sum(), "twice": 2 * x}
-
-    x = jnp.arange(12.0).reshape(6, 2)
-    out = in_parts(cell, at_once)(x)
-    np.testing.assert_array_equal(out["sum"], x.sum(axis=1))
-    np.testing.assert_array_equal(out["twice"], 2 * x)
-    jaxpr = str(jax.make_jaxpr(in_parts(cell, at_once))(x))
-    assert f"length={calls}" in jaxpr or calls == 1

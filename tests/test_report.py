@@ -119,6 +119,14 @@ def test_a_study_with_one_arm(tmp_path):
     assert "nothing is compared" in text
 
 
+def test_the_team_with_an_untrained_partner_has_a_column_where_it_was_measured(tmp_path):
+    first, second = results()["arms"]
+    measured = {**first, "with_untrained_partner": {"mean": 0.21, "low": 0.11, "high": 0.31, "n": 600}}
+    text = page_of(write_run(tmp_path / "run", arms=[measured, second])).text
+    assert "with an untrained partner against" in text and "0.21 [0.11, 0.31], n 600" in text
+    assert "with an untrained partner against" not in page_of(write_run(tmp_path / "none")).text
+
+
 def test_a_run_that_was_not_evaluated(tmp_path):
     cells = [{**cell, "evaluations": {}} for cell in results()["cells"]]
     text = page_of(write_run(tmp_path / "run", arms=[], base={}, cells=cells)).text

@@ -61,7 +61,8 @@ def page(run: Run, drawn: Mapping[str, Drawn]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    env.filters |= {"estimate": estimate, "number": number, "signed": signed}
+    env.filters |= {"estimate": estimate, "number": number, "plain": plain, "signed": signed}
+    env.tests["grid"] = is_grid
     # Ours, and trusted: the script, the style, and SVG that matplotlib wrote.
     script, style = (Markup((TEMPLATES / name).read_text(encoding="utf-8")) for name in ("viewer.js", "report.css"))
     shown = viewer_data(run.episodes)
@@ -106,6 +107,7 @@ def verdicts(run: Run) -> list[dict[str, Any]]:
             "seeds": len(entry["seeds"]),
             "untrained": untrained.get(entry["arm"]),
             "value": entry["metrics"]["pass_at_1"],
+            "beside_base": entry.get("with_untrained_partner"),
             "against": entry.get("against_first"),
             # n counts seeds x problems (eval.stats.over_seeds), and a comparison is paired by problem.
             "problems": entry["metrics"]["pass_at_1"]["n"] // len(entry["seeds"]),
@@ -152,6 +154,19 @@ def number(value: Any) -> str:
     if isinstance(value, int) or abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.2f}"
+
+
+def plain(value: Any) -> str:
+    """A value that may be anything: a float by four digits, None in words."""
+    if not isinstance(value, float):
+        return "none" if value is None else str(value)
+    return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.1f}"
+
+
+def is_grid(value: Mapping[str, Any]) -> bool:
+    """Are a mapping's values all mappings with the same keys, so that a table shows them in less room?"""
+    rows = list(value.values())
+    return len(rows) > 1 and all(isinstance(row, Mapping) and row and list(row) == list(rows[0]) for row in rows)
 
 
 def signed(value: float) -> str:

@@ -98,7 +98,10 @@ def results(**changes):
         "base": {"channel_on": {"pass_at_1": {**ESTIMATE, "mean": 0.43}}},
         "cells": cells,
         "arms": arms,
-        "sampling": {"train": {"top_p": 1.0}},
+        "sampling": {
+            name: {"temperature": 0.9, "top_p": 0.95, "repetition_penalty": 1.0} for name in ("train", "eval")
+        },
+        "checks": {"pinned": {"verdict": "everything is pinned", "seeds": {"training": [17, 18], "data": 0}}},
         "data": {"fingerprint": "stories seed 0"},
         "versions": {"jax": "0.10.2"},
         "device": "1 x cpu",

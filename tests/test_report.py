@@ -107,16 +107,32 @@ def test_checks_are_shown_whatever_they_hold(tmp_path):
         "overlap": {"exact": 0, "names": ["a", "b"], "nothing": {}, "empty": [], "unknown": None},
         "rows": [{"x": 1}, {"x": 2}],
         "passed": True,
+        "talk": {
+            "verdict": "yes, clearly",
+            "features": {"long": {"r": 0.766666, "floor": None}, "short": {"r": 0.5, "floor": 2}},
+        },
     }
     text = page_of(write_run(tmp_path / "run", checks=checks)).text
     assert "0.10 [0.00, 0.20], n 40" in text and "a , b" in text.replace("a,", "a ,") and "passed True" in text
+    assert "talk: yes, clearly" in text and "r floor long 0.7667 none short 0.5 2" in text
     assert "nothing none" in text and "unknown none" in text
-    assert "This run holds no checks" in page_of(write_run(tmp_path / "none")).text
+    path = write_run(tmp_path / "none")
+    unchecked = {key: value for key, value in results().items() if key != "checks"}
+    (path / "results.json").write_text(json.dumps(unchecked))
+    assert "This run holds no checks" in page_of(path).text
 
 
 def test_a_study_with_one_arm(tmp_path):
     text = page_of(write_run(tmp_path / "run", arms=results()["arms"][:1])).text
     assert "nothing is compared" in text
+
+
+def test_the_team_with_an_untrained_partner_has_a_column_where_it_was_measured(tmp_path):
+    first, second = results()["arms"]
+    measured = {**first, "with_untrained_partner": {"mean": 0.21, "low": 0.11, "high": 0.31, "n": 600}}
+    text = page_of(write_run(tmp_path / "run", arms=[measured, second])).text
+    assert "with an untrained partner against" in text and "0.21 [0.11, 0.31], n 600" in text
+    assert "with an untrained partner against" not in page_of(write_run(tmp_path / "none")).text
 
 
 def test_a_run_that_was_not_evaluated(tmp_path):

@@ -151,6 +151,8 @@ def contents(out: Path) -> dict[str, object]:
     """Everything a run found that does not depend on the clock or on where it is."""
     results = json.loads((out / "results.json").read_text())
     del results["seconds"], results["compiles"], results["config"]["out"]
+    for cell in results["cells"]:
+        del cell["cost"]["seconds"]
     found = {"results.json": results}
     for pattern in ("metrics.jsonl", "episodes.jsonl", "adapters/*/*", "evaluations/*"):
         found |= {str(path.relative_to(out)): path.read_bytes() for path in sorted(out.glob(pattern))}

@@ -1,8 +1,9 @@
 """Defaults by preset and task: the built-in wind tunnel, and the published settings."""
 
 import dataclasses
+from typing import Any
 
-from rl.config import Config
+from rl.config import Config, ConfigError
 
 TINY = Config()
 HARD = dataclasses.replace(TINY, preset="tiny-hard", model="builtin-hard", data="stories-three")
@@ -56,3 +57,34 @@ PRESETS: dict[tuple[str, str], Config] = {
     ),
 }
 """Defaults by (preset, task); the published settings are SPEC 2's."""
+
+STUDIES: dict[str, dict[str, Any]] = {
+    "talk_to_solve": {"task": "talk_to_solve", "arms": ("channel_on", "channel_off"), "seeds": (17, 18, 19)},
+    "talk_methods": {
+        "task": "talk_to_solve",
+        "credit": ("grpo", "reinforce_ada", "raft", "mixed_partners"),
+        "seeds": (17, 18, 19),
+    },
+    "message_board": {"task": "message_board", "arms": ("own_note", "shared_board"), "seeds": (17, 18)},
+    "board_writers": {
+        "task": "board_writers",
+        "arms": ("readers_only", "readers_and_writers"),
+        "seeds": (17, 18, 19),
+    },
+}
+"""The published studies whole (SPEC 2): the task, its arms or rules, and the seeds; sizes are the preset's."""
+
+
+def defaults(preset: str, task: str | None, study: str | None) -> Config:
+    """What every flag that isn't given is. ConfigError for an unknown study, or one of another task.
+
+    An unknown preset or task gives the plain defaults; reading the flags then refuses it.
+    """
+    if study is None:
+        return PRESETS.get((preset, task or "talk_to_solve"), Config())
+    if study not in STUDIES:
+        raise ConfigError(f"--study {study!r} is unknown; choose from {', '.join(STUDIES)}")
+    if task not in (None, STUDIES[study]["task"]):
+        raise ConfigError(f"--study {study} is of task {STUDIES[study]['task']}, not {task}")
+    base = PRESETS.get((preset, STUDIES[study]["task"]), Config())
+    return dataclasses.replace(base, **STUDIES[study])

@@ -32,7 +32,7 @@ from rl.collect import Cell, Collected, credit_step, problems_at, reliability
 from rl.config import Config, ConfigError, check, differences
 from rl.draw import play_step
 from rl.metrics import Phases, step_metrics
-from rl.presets import PRESETS
+from rl.presets import defaults
 from rl.run_dir import RunDir, training_episodes
 from rl.saving import restore, save, save_adapters
 from rl.stop import Stopped, StopRequest
@@ -51,6 +51,9 @@ class Command:
     """Train copies of one model to be useful to each other, and evaluate what they learned."""
 
     config: tyro.conf.OmitArgPrefixes[Config]
+    study: str | None = None
+    """A published study whole: talk_to_solve, talk_methods, message_board or board_writers. Sets task, arms, credit and
+    seeds; the preset sets the sizes."""
     resume: Path | None = None
     """Continue the run in this directory exactly where its newest whole checkpoint left it."""
 
@@ -59,11 +62,12 @@ def parse(argv: list[str]) -> tuple[Config, bool]:
     """The config, and whether it resumes a run. An unknown flag or value exits with a list of the valid ones."""
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--preset", default="tiny")
-    first.add_argument("--task", default="talk_to_solve")
+    first.add_argument("--task")
+    first.add_argument("--study")
     first.add_argument("--resume", type=Path)
     known, _ = first.parse_known_args(argv)
     if known.resume is None:
-        default = PRESETS.get((known.preset, known.task), Config())
+        default = defaults(known.preset, known.task, known.study)
         return tyro.cli(Command, args=argv, default=Command(default), prog="python -m rl.train").config, False
     _, saved = RunDir.open(known.resume)
     saved = dataclasses.replace(saved, out=known.resume)

@@ -17,6 +17,7 @@ from jax.stages import Compiled, Lowered
 
 from model.config import ModelConfig
 from model.executables import compile_together
+from model.fused import MOST_CELLS
 from rollout.distribution import Sampling
 from rollout.episode import RowId
 from rollout.sampler import Rows, decode, prefill
@@ -62,7 +63,8 @@ class Policy:
     """Weights that act.
 
     `lora` is a tree with leading cell axis X; `lora_scale` is alpha / rank. `prompt_buckets` and `row_buckets` are
-    ascending. `force_length` ignores the end-of-turn token (benchmarks).
+    ascending. `force_length` ignores the end-of-turn token (benchmarks). `fused`: decode by model.fused; None:
+    on a GPU.
     """
 
     config: ModelConfig
@@ -74,6 +76,7 @@ class Policy:
     prompt_buckets: tuple[int, ...]
     row_buckets: tuple[int, ...]
     force_length: bool = False
+    fused: bool | None = None
     seconds: dict[str, float] = field(default_factory=lambda: {"prefill": 0.0, "decode": 0.0, "compile": 0.0})
     sampled_tokens: int = 0
     decode_steps: int = 0
@@ -187,11 +190,14 @@ class Policy:
         return Rows(*(jnp.asarray(a) for a in (tokens, lengths, caps, scale, ids)))
 
     def _compiled(self, lora: Any, rows: Rows, new_slots: int, penalised: bool, sampling: Sampling) -> list[Compiled]:
+        fused = self.fused if self.fused is not None else jax.default_backend() == "gpu"
+        fused = fused and rows.tokens.shape[0] <= MOST_CELLS
+
         def run_prefill(base, lora, rows):
             return prefill(self.graph, base, lora, rows, new_slots, penalised)
 
         def run_decode(base, lora, rows, state, shape, allowed_V, ends_E):
-            return decode(self.graph, base, lora, rows, state, shape, allowed_V, ends_E)
+            return decode(self.graph, base, lora, rows, state, shape, allowed_V, ends_E, fused)
 
         def lower() -> list[tuple[Lowered, bool]]:
             args = (self.base, lora, rows)

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from model.fused import fuse, fused_hidden, own_cell
 from model.lora import by_layer
 from model.qwen2 import Cache, init_cache
 from rollout.distribution import Shape, penalise, shaped_logits, token_logp
@@ -124,15 +125,27 @@ def prefill(graph: Any, base: Any, lora: Any, rows: Rows, new_slots: int, penali
 
 
 def decode(
-    graph: Any, base: Any, lora: Any, rows: Rows, state: Decoding, shape: Shape, allowed_V: jax.Array, ends_E: jax.Array
+    graph: Any,
+    base: Any,
+    lora: Any,
+    rows: Rows,
+    state: Decoding,
+    shape: Shape,
+    allowed_V: jax.Array,
+    ends_E: jax.Array,
+    fused: bool = False,
 ) -> Decoding:
-    """Sample until every row has drawn an end-of-turn token (one of `ends_E`, kept) or reached its cap."""
+    """Sample until every row has drawn an end-of-turn token (one of `ends_E`, kept) or reached its cap.
+
+    `fused`: by model.fused's forward, for a GPU.
+    """
     model = nnx.merge(graph, base)
     prompt_slots, new_slots = rows.tokens.shape[2], state.tokens.shape[2]
     keys = row_keys(rows.ids)
     pad = prompt_slots - rows.lengths
     slots_S = jnp.arange(prompt_slots + new_slots)
-    layers = by_layer(lora, axis=1)  # here, so that the loop doesn't take the stack apart at every token
+    # Here, so that the loop doesn't take the stack apart, or cast it, at every token.
+    forward = _fused_forward(model, lora, rows) if fused else _plain_forward(model, lora, rows, base_dtype(base))
 
     def any_row_runs(state: Decoding) -> jax.Array:
         return ~state.done.all() & (state.step < new_slots)
@@ -149,14 +162,7 @@ def decode(
             seen = seen | (running[..., None] & (jnp.arange(seen.shape[-1])[None, None] == token[..., None]))
         slot = prompt_slots + state.step
         mask_XBS = (slots_S[None, None] >= pad[..., None]) & (slots_S[None, None] <= slot)
-
-        def forward(adapter, tokens_B, positions_B, mask_BS, scale_B, cache):
-            hidden, cache = model.hidden(
-                tokens_B[:, None], positions_B[:, None], mask_BS[:, None], adapter, scale_B, cache, slot
-            )
-            return hidden[:, 0], cache
-
-        hidden, cache = over_cells(forward)(layers, token, slot - pad, mask_XBS, rows.scale, state.cache)
+        hidden, cache = forward(token, slot - pad, mask_XBS, state.cache, slot)
         return Decoding(
             step=state.step + 1,
             cache=cache,
@@ -169,6 +175,38 @@ def decode(
         )
 
     return jax.lax.while_loop(any_row_runs, one_token, state)
+
+
+def _plain_forward(model: Any, lora: Any, rows: Rows, dtype: jnp.dtype) -> Callable:
+    """(token [X, B], position, mask [X, B, S], cache, slot) -> (hidden [X, B, D], cache), a cell beside the other."""
+    layers = jax.tree.map(lambda leaf: leaf.astype(dtype), by_layer(lora, axis=1))
+
+    def forward(token_XB, position_XB, mask_XBS, cache, slot):
+        def cell(adapter, tokens_B, positions_B, mask_BS, scale_B, cache):
+            hidden, cache = model.hidden(
+                tokens_B[:, None], positions_B[:, None], mask_BS[:, None], adapter, scale_B, cache, slot
+            )
+            return hidden[:, 0], cache
+
+        return over_cells(cell)(layers, token_XB, position_XB, mask_XBS, rows.scale, cache)
+
+    return forward
+
+
+def _fused_forward(model: Any, lora: Any, rows: Rows) -> Callable:
+    """The same by model.fused: all cells' rows side by side."""
+    weights, own_MX = fuse(model, lora), own_cell(rows.scale)
+    cells, batch = rows.scale.shape
+
+    def flat(x):
+        return x.reshape(cells * batch, *x.shape[2:])
+
+    def forward(token_XB, position_XB, mask_XBS, cache, slot):
+        args = flat(token_XB), flat(position_XB), flat(mask_XBS), own_MX, jax.tree.map(flat, cache), slot
+        hidden, cache = fused_hidden(model.config, weights, *args)
+        return jax.tree.map(lambda x: x.reshape(cells, batch, *x.shape[1:]), (hidden, cache))
+
+    return forward
 
 
 def _draw(model, state: Decoding, keys, shape: Shape, allowed_V) -> tuple[jax.Array, jax.Array]:

@@ -1,0 +1,268 @@
+"""`python -m rollout.profile`: where a sampling call's time goes, and how near it is to what the memory allows.
+
+Prefill and decode of forced length on given weights or random ones: seconds, tokens a second, the share of the measured
+memory bandwidth that a decode step reaches, compilations and their seconds by bucket, and the device's kernels by kind
+from a trace that Perfetto and TensorBoard open. Text, grading and training are not in it (bench.full_shape has them).
+"""
+
+import argparse
+import gzip
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from model import weights
+from model.config import QWEN2_5_1_5B, ModelConfig
+from model.lora import LoraConfig, init_lora, parameters
+from rollout.distribution import Sampling
+from rollout.episode import RowId
+from rollout.policy import Policy, Request
+from rollout.setup import BUILTIN, BUILTINS, stack
+
+KINDS = {
+    "product": ("gemm", "gemv", "dot", "cutlass", "cublas", "nvjet", "matmul"),
+    "attention": ("flash", "attention", "fmha", "softmax"),
+    "copy": ("copy", "memcpy", "memset", "dynamic_update", "dynamic-update", "transpose", "concatenate"),
+    "random": ("rng", "threefry", "random"),
+    "reduction": ("reduce",),
+}
+"""Kinds of kernel, by what their names hold; the first that fits."""
+
+
+class AnyIds:
+    """Stands for a tokenizer: every id may be sampled, and no id ends a turn."""
+
+    end_of_turn = ()
+
+    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
+        raise NotImplementedError("prompts are made of random ids")
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return ""
+
+    def sampleable(self, vocab: int) -> np.ndarray:
+        return np.ones(vocab, bool)
+
+
+def make_policy(args: argparse.Namespace) -> Policy:
+    """A policy of the asked shape with adapters that do something."""
+    dtype = jnp.dtype(args.dtype or ("bfloat16" if args.preset == "qwen2.5-1.5b" else "float32"))
+    if args.model:
+        sizes, graph, base = weights.load(BUILTINS.get(args.model) or weights.resolve(args.model), dtype)
+    else:
+        sizes = QWEN2_5_1_5B if args.preset == "qwen2.5-1.5b" else weights.load_config(BUILTIN)
+        graph, base = weights.random_base(sizes, 0, dtype)
+    lora_config = LoraConfig(args.rank, 2.0 * args.rank)
+    one = jax.jit(lambda key: init_lora(key, sizes, lora_config))
+    lora = stack([one(jax.random.key(x)) for x in range(args.cells)])
+    prompt_slots = -(-args.prompt_tokens // 32) * 32
+    return Policy(
+        sizes,
+        graph,
+        base,
+        lora,
+        lora_config.scale,
+        AnyIds(),
+        (prompt_slots,),
+        (args.rows,),
+        force_length=True,
+        fused=False if args.plain else None,
+    )
+
+
+def requests_of(policy: Policy, args: argparse.Namespace) -> list[list[Request]]:
+    """Random prompts of the asked length."""
+    rng = np.random.default_rng(0)
+    return [
+        [
+            Request(
+                f"row {b}",
+                rng.integers(0, policy.config.vocab, args.prompt_tokens).tolist(),
+                args.new_tokens,
+                1.0,
+                RowId(x, 0, b, 0, 0),
+            )
+            for b in range(args.rows)
+        ]
+        for x in range(args.cells)
+    ]
+
+
+def bandwidth() -> float:
+    """Bytes a second of a large copy on this device, counted in and out; the best of five."""
+    size = (1 << 30 if jax.default_backend() == "gpu" else 1 << 26) // 4
+    x = jnp.zeros(size, jnp.float32)
+    copy = jax.jit(lambda x, y: x + y)
+    copy(x, jnp.float32(1)).block_until_ready()
+    times = []
+    for _ in range(5):
+        started = time.perf_counter()
+        copy(x, jnp.float32(1)).block_until_ready()
+        times.append(time.perf_counter() - started)
+    return 2 * 4 * size / min(times)
+
+
+def floor_bytes(sizes: ModelConfig, dtype: jnp.dtype, args: argparse.Namespace) -> float:
+    """The fewest bytes of one decode step: every weight and adapter once, and the live part of the cache."""
+    item = jnp.dtype(dtype).itemsize
+    adapters = args.cells * parameters(sizes, LoraConfig(args.rank, 1.0)) * item
+    slots = args.prompt_tokens + args.new_tokens / 2
+    cache = args.cells * args.rows * slots * 2 * sizes.kv_heads * sizes.head_dim * sizes.layers * item
+    return sizes.parameters * item + adapters + cache
+
+
+def measure(policy: Policy, args: argparse.Namespace) -> dict[str, Any]:
+    """Medians and ranges of `repeats` calls, after one that compiles."""
+    asked, sampling = requests_of(policy, args), Sampling(args.temperature, args.top_p)
+    policy.sample(asked, sampling)
+    prefill, decode = [], []
+    for _ in range(args.repeats):
+        before = dict(policy.seconds)
+        steps = policy.decode_steps
+        policy.sample(asked, sampling)
+        prefill.append(policy.seconds["prefill"] - before["prefill"])
+        decode.append(1e3 * (policy.seconds["decode"] - before["decode"]) / (policy.decode_steps - steps))
+    speed = bandwidth()
+    dtype = jax.tree.leaves(policy.base)[0].dtype
+    floor_ms = 1e3 * floor_bytes(policy.config, dtype, args) / speed
+    rows = args.cells * args.rows
+    step_ms = statistics.median(decode)
+    return {
+        "device": jax.local_devices()[0].device_kind,
+        "jax": jax.__version__,
+        "cells": args.cells,
+        "rows": args.rows,
+        "prompt_tokens": args.prompt_tokens,
+        "new_tokens": args.new_tokens,
+        "top_p": args.top_p,
+        "prefill_s": {"median": statistics.median(prefill), "range": [min(prefill), max(prefill)]},
+        "prefill_tokens_per_s": rows * args.prompt_tokens / statistics.median(prefill),
+        "decode_ms_per_step": {"median": step_ms, "range": [min(decode), max(decode)]},
+        "decode_tokens_per_s": rows / step_ms * 1e3,
+        "bandwidth_gb_per_s": speed / 1e9,
+        "decode_floor_ms": floor_ms,
+        "bandwidth_share": floor_ms / step_ms,
+        "compiles_s": {"x".join(map(str, key)): seconds for key, seconds in policy.compiles.items()},
+    }
+
+
+def trace_kernels(policy: Policy, args: argparse.Namespace, folder: Path) -> list[tuple[str, float, int]]:
+    """(kernel, ms in all, count) of one call, the longest first, from a Perfetto trace left in `folder`."""
+    with jax.profiler.trace(str(folder), create_perfetto_trace=True):
+        policy.sample(requests_of(policy, args), Sampling(args.temperature, args.top_p))
+    files = sorted(folder.rglob("perfetto_trace.json.gz"))
+    return read_kernels(files[-1]) if files else []
+
+
+def read_kernels(file: Path) -> list[tuple[str, float, int]]:
+    """Kernels of the device's streams in a Perfetto file; none where the trace has no device (a CPU)."""
+    with gzip.open(file) as opened:
+        events = json.load(opened)["traceEvents"]
+    devices = {e["pid"] for e in events if e.get("name") == "process_name" and "/device:" in e["args"]["name"]}
+    streams = {
+        (e["pid"], e["tid"])
+        for e in events
+        if e.get("name") == "thread_name" and e["pid"] in devices and "Stream" in e["args"]["name"]
+    }
+    total: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
+    for event in events:
+        if event.get("ph") == "X" and (event["pid"], event["tid"]) in streams:
+            total[event["name"]][0] += event.get("dur", 0.0) / 1e3
+            total[event["name"]][1] += 1
+    return sorted(((name, ms, int(count)) for name, (ms, count) in total.items()), key=lambda k: -k[1])
+
+
+def kind_of(kernel: str) -> str:
+    """What a kernel does, as far as its name tells."""
+    name = kernel.lower()
+    return next((kind for kind, parts in KINDS.items() if any(part in name for part in parts)), "elementwise, other")
+
+
+def show(found: dict[str, Any], kernels: list[tuple[str, float, int]], console: Console) -> None:
+    """Everything in a few tables."""
+    decode, prefill = found["decode_ms_per_step"], found["prefill_s"]
+    low, high = decode["range"]
+    console.print(
+        f"{found['device']}, jax {found['jax']}: {found['cells']} cells x {found['rows']} rows, "
+        f"{found['prompt_tokens']} + {found['new_tokens']} tokens, top_p {found['top_p']}\n"
+        f"prefill {prefill['median']:.4f} s [{prefill['range'][0]:.4f}, {prefill['range'][1]:.4f}], "
+        f"{found['prefill_tokens_per_s']:,.0f} tokens/s\n"
+        f"decode  {decode['median']:.3f} ms a step [{low:.3f}, {high:.3f}], "
+        f"{found['decode_tokens_per_s']:,.0f} tokens/s\n"
+        f"floor   {found['decode_floor_ms']:.3f} ms a step at {found['bandwidth_gb_per_s']:,.0f} GB/s: decode reaches "
+        f"{found['bandwidth_share']:.0%} of the memory's speed\n"
+        f"compiled {', '.join(f'{k} in {s:.1f} s' for k, s in found['compiles_s'].items())}",
+        markup=False,
+        soft_wrap=True,
+    )
+    if not kernels:
+        console.print("no kernels in the trace: this device isn't traced by kernel")
+        return
+    kinds: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
+    for name, ms, count in kernels:
+        kinds[kind_of(name)][0] += ms
+        kinds[kind_of(name)][1] += count
+    for title, rows in (
+        ("kernels by kind, one call", [(k, ms, n) for k, (ms, n) in sorted(kinds.items(), key=lambda i: -i[1][0])]),
+        ("longest kernels", kernels[:12]),
+    ):
+        table = Table(title=title, title_justify="left")
+        for column in ("", "ms", "count", "us each"):
+            table.add_column(column, justify="left" if not column else "right", overflow="fold")
+        for name, ms, count in rows:
+            table.add_row(name[:60], f"{ms:.2f}", f"{int(count):,}", f"{1e3 * ms / count:.1f}")
+        console.print(table)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The exit status: 0, or 2 for a user's error."""
+    parser = argparse.ArgumentParser(
+        prog="python -m rollout.profile", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--preset", default="tiny", choices=["tiny", "qwen2.5-1.5b"], help="shape of random weights")
+    parser.add_argument("--model", help="real weights instead: builtin, builtin-hard, a directory or a hub id")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="by default bfloat16 at the 1.5B shape")
+    parser.add_argument("--rank", type=int, default=32, help="LoRA rank")
+    parser.add_argument("--cells", type=int, default=1, help="adapters side by side")
+    parser.add_argument("--rows", type=int, default=32, help="rows of each cell")
+    parser.add_argument("--prompt-tokens", type=int, default=640)
+    parser.add_argument("--new-tokens", type=int, default=384)
+    parser.add_argument("--temperature", type=float, default=0.9)
+    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--repeats", type=int, default=3, help="timed calls")
+    parser.add_argument("--plain", action="store_true", help="decode by the plain forward on a GPU too")
+    parser.add_argument("--no-trace", action="store_true")
+    parser.add_argument("--trace", type=Path, help="keep the trace in this directory")
+    parser.add_argument("--out", type=Path, help="write the numbers here as JSON")
+    args = parser.parse_args(sys.argv[1:] if argv is None else argv)
+    console = Console(highlight=False)
+    try:
+        policy = make_policy(args)
+    except (ValueError, OSError) as error:
+        Console(stderr=True).print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+        return 2
+    found = measure(policy, args)
+    kernels = []
+    if not args.no_trace:
+        with tempfile.TemporaryDirectory() as scratch:
+            kernels = trace_kernels(policy, args, args.trace or Path(scratch))
+    show(found, kernels, console)
+    if args.out:
+        args.out.write_text(json.dumps({**found, "kernels": kernels[:50]}, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

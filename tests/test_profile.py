@@ -1,0 +1,62 @@
+"""The profile's arithmetic: which kernels a trace holds, what kind they are, and the least a step must read."""
+
+import argparse
+import gzip
+import json
+
+import jax.numpy as jnp
+
+from model.config import ModelConfig
+from rollout import profile
+
+
+def test_kernels_are_those_of_the_devices_streams(tmp_path):
+    """Two kernels on a stream; a host event, another device's non-stream row and a metadata row don't count."""
+    events = [
+        {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "/device:GPU:0"}},
+        {"ph": "M", "name": "process_name", "pid": 2, "args": {"name": "/host:CPU"}},
+        {"ph": "M", "name": "thread_name", "pid": 1, "tid": 7, "args": {"name": "Stream #7(Compute)"}},
+        {"ph": "M", "name": "thread_name", "pid": 1, "tid": 8, "args": {"name": "XLA Ops"}},
+        {"ph": "M", "name": "thread_name", "pid": 2, "tid": 7, "args": {"name": "Stream of nothing"}},
+        {"ph": "X", "pid": 1, "tid": 7, "name": "gemm_1", "dur": 1500.0},
+        {"ph": "X", "pid": 1, "tid": 7, "name": "fusion_2", "dur": 250.0},
+        {"ph": "X", "pid": 1, "tid": 7, "name": "gemm_1", "dur": 500.0},
+        {"ph": "X", "pid": 1, "tid": 8, "name": "gemm_1", "dur": 9999.0},
+        {"ph": "X", "pid": 2, "tid": 7, "name": "host", "dur": 9999.0},
+    ]
+    file = tmp_path / "perfetto_trace.json.gz"
+    file.write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))
+    assert profile.read_kernels(file) == [("gemm_1", 2.0, 2), ("fusion_2", 0.25, 1)]
+
+
+def test_kinds_by_name():
+    kinds = {
+        "gemm_fusion_dot_3": "product",
+        "nvjet_sm90_tst": "product",
+        "cudnn_flash_fwd": "attention",
+        "wrapped_concatenate": "copy",
+        "input_reduce_fusion": "reduction",
+        "loop_add_fusion": "elementwise, other",
+    }
+    assert {name: profile.kind_of(name) for name in kinds} == kinds
+
+
+def test_the_least_a_step_reads_by_hand():
+    """Weights once, two adapters, and per row (64 + 16) slots of keys and values in two layers, 2 bytes each."""
+    sizes = ModelConfig(vocab=10, width=8, layers=2, heads=2, kv_heads=1, head_dim=4, mlp=16)
+    args = argparse.Namespace(cells=2, rows=3, prompt_tokens=64, new_tokens=32, rank=1)
+    # A and B of q (8+8), k and v (8+4 each), o (8+8), gate and up (8+16 each), down (16+8), in two layers.
+    adapter = 2 * (16 + 12 + 12 + 16 + 24 + 24 + 24)
+    cache = 2 * 3 * 80 * 2 * 1 * 4 * 2
+    assert profile.floor_bytes(sizes, jnp.bfloat16, args) == 2 * (sizes.parameters + 2 * adapter + cache)
+
+
+def test_the_command_on_the_built_in_shape(tmp_path, capsys):
+    sizes = "--rows 2 --prompt-tokens 32 --new-tokens 32 --repeats 2 --rank 2".split()
+    assert profile.main([*sizes, "--out", str(tmp_path / "p.json")]) == 0
+    printed = capsys.readouterr().out
+    assert "ms a step" in printed and "compiled 1x2x32x32xFalse" in printed
+    found = json.loads((tmp_path / "p.json").read_text())
+    assert found["decode_ms_per_step"]["range"][0] <= found["decode_ms_per_step"]["median"]
+    assert found["decode_tokens_per_s"] > 0 and found["bandwidth_gb_per_s"] > 0
+    assert profile.main(["--model", str(tmp_path)]) == 2 and "error:" in capsys.readouterr().err

@@ -27,7 +27,7 @@ from model.config import ModelConfigError
 from model.tokenizer import TokenizerError
 from model.weights import WeightsError
 from rl import display, tracking
-from rl.batch import pack
+from rl.batch import Plan, pack
 from rl.collect import Cell, Collected, credit_step, problems_at, reliability
 from rl.config import Config, ConfigError, check, differences
 from rl.draw import play_step
@@ -166,15 +166,7 @@ def train(
                 with phases("reliability"):
                     reliable_X = reliability(study.policy, grader, cells, collected_X, study.settings)
             with phases("pack"):
-                plan = pack(
-                    [got.rows for got in collected_X],
-                    c.micro_rows,
-                    study.train_buckets,
-                    c.normalisation,
-                    c.normalisation_chunks,
-                    [(cell.seed, step) for cell in cells],
-                    slots=study.slots,
-                )
+                plan = pack_step(study, step, collected_X)
             try:
                 with phases("update"):
                     refuse_non_finite(step, cells, collected_X)
@@ -199,6 +191,20 @@ def train(
             watcher.saw(step, lines, timing, collected_X[0].episodes_PG[0][0])
             if stop.asked and step + 1 < c.steps:
                 raise Stopped(f"saved after step {step + 1} of {c.steps}; continue with --resume {run_dir.path}")
+
+
+def pack_step(study: Study, step: int, collected_X: list[Collected]) -> Plan:
+    """The step's micro-batches, by the run's settings."""
+    c = study.config
+    return pack(
+        [got.rows for got in collected_X],
+        c.micro_rows,
+        study.train_buckets,
+        c.normalisation,
+        c.normalisation_chunks,
+        [(cell.seed, step) for cell in study.cells],
+        slots=study.slots,
+    )
 
 
 def refuse_non_finite(step: int, cells: list[Cell], collected_X: list[Collected]) -> None:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import jax
 from jax.stages import Compiled, Lowered
@@ -21,3 +22,10 @@ def compile_together(lowered: Sequence[tuple[Lowered, bool]]) -> list[Compiled]:
 
     with ThreadPoolExecutor(min(len(lowered), os.cpu_count() or 1)) as pool:
         return list(pool.map(one, lowered))
+
+
+def keep_executables(folder: Path) -> None:
+    """Keep what is compiled from here on in `folder`, and take from there what an earlier process compiled."""
+    folder.mkdir(parents=True, exist_ok=True)
+    jax.config.update("jax_compilation_cache_dir", str(folder.resolve()))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)

@@ -140,6 +140,8 @@ class Config:
 
     out: Path | None = None
     """Run directory; by default runs/<task>-<date>-<time>."""
+    compile_cache: Path | None = None
+    """Directory in which compiled executables are kept, so that later runs of the same shapes start at once."""
     checkpoint_every: int = 10
     """Steps between checkpoints."""
     episodes_every: int = 10
@@ -233,10 +235,11 @@ def from_json(raw: dict[str, Any]) -> Config:
         wrong = sorted(set(raw) ^ names)
         raise ConfigError(f"the saved config and this version's differ in fields: {', '.join(wrong)}")
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()}
-    return Config(**{**values, "out": Path(values["out"]) if values["out"] else None})
+    paths = {name: Path(values[name]) if values[name] else None for name in ("out", "compile_cache")}
+    return Config(**{**values, **paths})
 
 
-FREE_ON_RESUME = {"out", "show_every", "track"}
+FREE_ON_RESUME = {"out", "show_every", "track", "compile_cache"}
 """Fields that a resumed run may change: they change no number."""
 
 

@@ -24,6 +24,7 @@ from eval.results import gather
 from eval.suite import base_evaluations, play_missing, trained_evaluations
 from model.checkpoint import CheckpointError
 from model.config import ModelConfigError
+from model.executables import keep_executables
 from model.tokenizer import TokenizerError
 from model.weights import WeightsError
 from rl import display, tracking
@@ -84,6 +85,8 @@ def run(config: Config, resuming: bool, console: Console) -> None:
     phases = Phases()
     path = config.out or Path("runs") / f"{config.task}-{time.strftime('%Y%m%d-%H%M%S')}"
     tracking.module_of(config.track)
+    if config.compile_cache:
+        keep_executables(config.compile_cache)
     if not resuming:
         RunDir.refuse_used(path)
     with StopRequest() as stop, Grader() as grader:
@@ -211,7 +214,8 @@ def refuse_non_finite(step: int, cells: list[Cell], collected_X: list[Collected]
     """Raise NonFiniteLoss where a reply was drawn from NaN: such replies are all wrong, their groups flat, and a
     flat step computes no loss that would show it."""
     for cell, got in zip(cells, collected_X, strict=True):
-        if not all(np.isfinite(row.utterance.logp).all() for row in got.rows):
+        said = (u for episodes in got.episodes_PG for episode in episodes for u in episode.utterances)
+        if not all(np.isfinite(u.logp).all() for u in said):
             raise NonFiniteLoss(
                 f"step {step}: {cell.name} sampled with log-probs that are not finite; the update was not applied"
             )

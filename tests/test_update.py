@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rl.batch import Row, pack
-from rl.update import Learner, NonFiniteLoss, OptimConfig, init_state
+from rl.update import Learner, NonFiniteLoss, OptimConfig, init_state, slots_for
 from rollout.distribution import Sampling
 from rollout.episode import RowId, Utterance
 from rollout.policy import Request
@@ -82,6 +82,20 @@ def test_micro_batches_do_not_change_the_gradient(rows_2):
     quarters = pack(rows_2, 2, BUCKETS).batches
     assert len(quarters) == 4
     assert_close(whole, gradients(learn, lora, quarters))
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3])
+def test_slots_do_not_change_the_gradient(rows_2, slots):
+    """Whoever's rows share a micro-batch: one slot at a time, or more slots than cells, a cell's parts side by side."""
+    learn, lora = learner(), tiny.adapters([3, 4])
+    batches = pack(rows_2, 2, BUCKETS, slots=slots).batches
+    assert {b.tokens.shape[0] for b in batches} == {slots}
+    assert_close(gradients(learn, lora, pack(rows_2, 8, BUCKETS).batches), gradients(learn, lora, batches))
+
+
+def test_as_many_slots_as_memory_allows():
+    assert slots_for(3, 8, 192) == 3 and slots_for(64, 8, 192) == 32
+    assert slots_for(12, 8, 1408) == 4 and slots_for(12, 64, 4096) == 1
 
 
 def test_leaving_flat_rows_out_does_not_change_the_gradient(rows_2):

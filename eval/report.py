@@ -108,6 +108,7 @@ def verdicts(run: Run) -> list[dict[str, Any]]:
             "untrained": untrained.get(entry["arm"]),
             "value": entry["metrics"]["pass_at_1"],
             "beside_base": entry.get("with_untrained_partner"),
+            "spread": entry.get("spread"),
             "against": entry.get("against_first"),
             # n counts seeds x problems (eval.stats.over_seeds), and a comparison is paired by problem.
             "problems": entry["metrics"]["pass_at_1"]["n"] // len(entry["seeds"]),

@@ -189,14 +189,20 @@ def cross_play(paths: Sequence[Path], problems: int | None, chats: int, arm: str
 
 
 def table_of(result: dict[str, Any]) -> Table:
-    """The matrix for a terminal: means, a row the first copy, a column its partners."""
+    """The matrix for a terminal: means, a row the first copy, a column its partners, by number (see `legend`)."""
     table = Table(title=f"{result['task']}: pass@1 by first copy (row) and partner (column)", title_justify="left")
     table.add_column("")
     for number in range(len(result["players"])):
         table.add_column(str(number), justify="right")
-    for number, (name, row) in enumerate(zip(result["players"], result["pass_at_1"], strict=True)):
-        table.add_row(f"{number} {name}", *(f"{cell['mean']:.2f}" for cell in row))
+    for number, row in enumerate(result["pass_at_1"]):
+        table.add_row(str(number), *(f"{cell['mean']:.2f}" for cell in row))
     return table
+
+
+def legend(result: dict[str, Any]) -> str:
+    """Who the numbers are, and how many answers a pair has."""
+    names = "\n".join(f"{number}  {name}" for number, name in enumerate(result["players"]))
+    return f"{names}\nn = {result['pass_at_1'][0][0]['n']} answers a pair; intervals are in the figure and the JSON"
 
 
 def figure_of(result: dict[str, Any], path: Path) -> None:
@@ -222,7 +228,7 @@ def figure_of(result: dict[str, Any], path: Path) -> None:
     axes.set_title(f"{result['task']}, {result['arm']}: pass@1, n = {values[0][0]['n']} answers a pair", fontsize=10)
     figure.colorbar(image, ax=axes, shrink=0.8)
     for suffix in (".svg", ".png"):
-        figure.savefig(path.with_suffix(suffix), dpi=150)
+        figure.savefig(path.with_suffix(suffix), dpi=150, bbox_inches="tight")
     pyplot.close(figure)
 
 
@@ -245,6 +251,7 @@ def main(argv: list[str] | None = None) -> int:
     (args.out / "crossplay.json").write_text(json.dumps(result, indent=1))
     figure_of(result, args.out / "crossplay")
     console.print(table_of(result))
+    console.print(legend(result), markup=False)
     if result["own_minus_others"]:
         console.print(f"with oneself minus with another: {format_estimate(result['own_minus_others'])}", markup=False)
     console.print(f"saved: {args.out}/crossplay.json, .svg, .png", markup=False)

@@ -127,18 +127,19 @@ def results_table(results: dict[str, Any]) -> RenderableType:
 
 
 def arms_table(arms: list[dict[str, Any]]) -> RenderableType:
-    """Every (arm, credit rule) across its seeds, and its difference from the first."""
+    """Every (arm, credit rule) across its seeds, how far those lie apart, and its difference from the first."""
     table = Table(title="across seeds: mean and 95% interval (problems and seeds)", title_justify="left")
-    for name in ("rule", "team solves it", "sd of seeds, worst", "against the first"):
+    for name in ("rule", "team solves it", "against the first"):
         table.add_column(name, no_wrap=True)
     for entry in arms:
         against, spread = entry.get("against_first"), entry.get("spread")
+        lines = [format_estimate(entry["metrics"]["pass_at_1"])]
+        if spread is not None:
+            lines.append(f"sd {spread['sd']:.2f} [{spread['low']:.2f}, {spread['high']:.2f}]")
+            lines.append(f"seeds {spread['worst']:.2f} to {spread['best']:.2f}")
         table.add_row(
-            f"{entry['arm']}\n{entry['credit']}",
-            f"{format_estimate(entry['metrics']['pass_at_1'])}\n{len(entry['seeds'])} seeds",
-            ""
-            if spread is None
-            else f"{spread['sd']:.2f} [{spread['low']:.2f}, {spread['high']:.2f}]\n{spread['worst']:.2f}",
+            f"{entry['credit']}\n{entry['arm']}\n{len(entry['seeds'])} seeds",
+            "\n".join(lines),
             ""
             if against is None
             else f"{against['delta']:+.2f} [{against['low']:+.2f}, {against['high']:+.2f}]\n{against['verdict']}",

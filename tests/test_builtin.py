@@ -257,7 +257,7 @@ def test_the_command_makes_a_directory_that_loads(name, tmp_path, monkeypatch, c
 
 
 BOUNDS = {
-    ("easy", "talk_to_solve"): (0.95, (0.10, 0.30), (0.0, 0.03), (0.3, 1.0)),
+    ("easy", "talk_to_solve"): (0.95, (0.10, 0.30), (0.0, 0.03), (0.1, 0.5)),
     ("hard", "talk_to_solve"): (0.95, (0.003, 0.05), (0.0, 0.02), (0.7, 0.97)),
     ("hard", "talk_three"): (0.75, (0.01, 0.05), (0.0, 0.02), (0.7, 0.97)),
     ("hard", "ask_to_solve"): (0.85, (0.005, 0.05), (0.0, 0.02), (0.75, 0.98)),

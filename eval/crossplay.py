@@ -20,7 +20,6 @@ from rich.table import Table
 
 from eval.evaluate import EVAL_SEED, format_estimate
 from eval.stats import Estimate, paired_interval, ratio_estimate
-from model.peft import load_adapter
 from model.weights import WeightsError
 from rollout.episode import EVAL_STEP, Episode, EpisodePlan
 from rollout.play import play_graded
@@ -30,12 +29,12 @@ from rollout.setup import (
     PlaySettings,
     build_tasks,
     eval_sampling,
+    load_adapters,
     load_base,
     load_task_problems,
     load_tokenizer,
     make_policy,
     read_settings,
-    stack,
 )
 from tasks.base import Problem, Task
 from tasks.grading import Grader
@@ -166,10 +165,8 @@ def cross_play(paths: Sequence[Path], problems: int | None, chats: int, arm: str
     tokenizer, directory = load_tokenizer(settings)
     heldout = load_task_problems(settings, tokenizer, list(tasks.values())).heldout[:problems]
     base = load_base(settings, directory, tokenizer)
-    adapters, configs = zip(*(load_adapter(player.adapter, base[0]) for player in players), strict=True)
-    if len(set(configs)) > 1:
-        raise ConfigError("adapters of one matrix need one rank and alpha")
-    policy = make_policy(settings, base, stack(adapters), configs[0].scale, tokenizer, [task])
+    lora, config = load_adapters([player.adapter for player in players], base[0])
+    policy = make_policy(settings, base, lora, config.scale, tokenizer, [task])
     seats = [(x, 1.0) for x in range(len(players))] + [(0, 0.0)]
     with Grader() as grader:
         grader.warm()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 SCHEMAS = (1, 2)
-"""Forms of results.json that this module reads (rl/results.py says what they hold)."""
+"""Forms of results.json that this module reads (eval/results.py says what they hold)."""
 
 EPISODE_KEYS = ("problem", "question", "facts", "gold", "arm", "step", "episode", "adapter", "utterances")
 """What every saved episode has."""

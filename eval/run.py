@@ -20,8 +20,6 @@ from eval.results import data_facts, gather, versions
 from eval.selftest import selftest
 from eval.suite import Subject, base_evaluations, play_missing, trained_evaluations
 from model import weights
-from model.lora import LoraConfig
-from model.peft import load_adapter
 from model.tokenizer import TokenizerError
 from model.weights import WeightsError
 from rollout.policy import PromptTooLong
@@ -29,44 +27,37 @@ from rollout.setup import (
     ConfigError,
     PlaySettings,
     build_tasks,
+    cell_name,
+    cells_of,
     eval_sampling,
+    load_adapters,
     load_base,
     load_task_problems,
     load_tokenizer,
     make_policy,
     read_settings,
-    stack,
 )
 from tasks.base import Task
 from tasks.grading import Grader
-from tasks.registry import TASKS
 
 
 def subjects_of(c: PlaySettings, tasks: dict[str, Task]) -> list[Subject]:
-    """The cells of a run, as its settings name them: arm x credit x seed."""
-    cells = [
-        (task, credit, seed)
-        for arm, task in tasks.items()
-        for credit in c.credit or [TASKS[c.task].arms[arm]]
-        for seed in c.seeds
-    ]
+    """The cells of a run, as its settings name them."""
     return [
-        Subject(f"{task.arm}-{credit}-{seed}", credit, seed, task, x) for x, (task, credit, seed) in enumerate(cells)
+        Subject(cell_name(task, credit, seed), credit, seed, task, x)
+        for x, (task, credit, seed) in enumerate(cells_of(c, tasks))
     ]
 
 
-def load_adapters(run: Path, subjects: list[Subject], sizes: Any) -> tuple[Any, LoraConfig]:
-    """Every subject's adapter, leading axis X. ConfigError names those that are missing."""
+def adapters_of(run: Path, subjects: list[Subject]) -> list[Path]:
+    """Every subject's adapter directory. ConfigError names those that are missing."""
     missing = [s.name for s in subjects if not (run / "adapters" / s.name / "adapter_config.json").exists()]
     if missing:
         raise ConfigError(
             f"{run} has no adapter of {', '.join(missing[:3])}{' and others' if len(missing) > 3 else ''}: finish its "
             f"training with python -m rl.train --resume {run}"
         )
-    loaded, configs = zip(*(load_adapter(run / "adapters" / s.name, sizes) for s in subjects), strict=True)
-    if len(set(configs)) > 1:
-        raise ConfigError(f"{run}: its adapters have different ranks or alphas")
-    return stack(loaded), configs[0]
+    return [run / "adapters" / s.name for s in subjects]
 
 
 def evaluate_run(run: Path, reuse: bool, say: Console) -> dict[str, Any]:
@@ -78,7 +69,7 @@ def evaluate_run(run: Path, reuse: bool, say: Console) -> dict[str, Any]:
     tokenizer, directory = load_tokenizer(c)
     problems = load_task_problems(c, tokenizer, list(tasks.values()))
     base = load_base(c, directory, tokenizer)
-    lora, config = load_adapters(run, subjects, base[0])
+    lora, config = load_adapters(adapters_of(run, subjects), base[0])
     policy = make_policy(c, base, lora, config.scale, tokenizer, list(tasks.values()))
     kept = Kept(run)
     evaluations = [*base_evaluations(c, tasks), *trained_evaluations(subjects)]

@@ -14,9 +14,10 @@ import jax.numpy as jnp
 
 from model.config import ModelConfig
 from model.lora import Lora, by_layer
-from model.qwen2 import Cache, Qwen2, attend, rope_angles, rotate
+from model.qwen2 import Cache, Qwen2, attend, rms_norm, rope_angles, rotate
 
 MOST_CELLS = 16
+"""Cells beyond which all cells' low-rank halves beside the base would cost more than they save."""
 
 GROUPS = {
     "qkv": ("q_proj", "k_proj", "v_proj"),
@@ -103,12 +104,6 @@ def _apply(group: Group, x: jax.Array, own_MX: jax.Array) -> jax.Array:
     return out.astype(x.dtype)
 
 
-def _norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
-    x32 = x.astype(jnp.float32)
-    variance = jnp.mean(x32 * x32, axis=-1, keepdims=True)
-    return (x32 * jax.lax.rsqrt(variance + eps)).astype(x.dtype) * weight[None]
-
-
 def fused_hidden(
     config: ModelConfig,
     fused: Fused,
@@ -129,7 +124,7 @@ def fused_hidden(
     rope = rope_angles(position_M[:, None], c)
     out = []
     for layer, (cached_k, cached_v) in zip(fused.layers, cache, strict=True):
-        qkv = _apply(layer.qkv, _norm(x, layer.norm_in, c.norm_eps), own_MX)
+        qkv = _apply(layer.qkv, rms_norm(x, layer.norm_in, c.norm_eps), own_MX)
         q, k, v = jnp.split(qkv, (queries, queries + keys), axis=1)
         q = rotate(q.reshape(rows, 1, c.heads, c.head_dim), rope)
         k = rotate(k.reshape(rows, 1, c.kv_heads, c.head_dim), rope).transpose(0, 2, 1, 3)
@@ -138,7 +133,7 @@ def fused_hidden(
         cached_v = jax.lax.dynamic_update_slice_in_dim(cached_v, v, slot, axis=2)
         seen = attend(q, cached_k, cached_v, mask_MS[:, None]).reshape(rows, queries)
         x = x + _apply(layer.o, seen, own_MX)
-        gate, up = jnp.split(_apply(layer.gate_up, _norm(x, layer.norm_mid, c.norm_eps), own_MX), 2, axis=1)
+        gate, up = jnp.split(_apply(layer.gate_up, rms_norm(x, layer.norm_mid, c.norm_eps), own_MX), 2, axis=1)
         x = x + _apply(layer.down, jax.nn.silu(gate) * up, own_MX)
         out.append((cached_k, cached_v))
-    return _norm(x, fused.norm, c.norm_eps), out
+    return rms_norm(x, fused.norm, c.norm_eps), out

@@ -50,11 +50,15 @@ class RMSNorm(nnx.Module):
         self.eps = eps
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        x32 = x.astype(jnp.float32)
-        variance = jnp.mean(x32 * x32, axis=-1, keepdims=True)
-        # The order of transformers: round to the compute type, then multiply by the weight.
-        normed = (x32 * jax.lax.rsqrt(variance + self.eps)).astype(x.dtype)
-        return normed * self.weight[...][None]
+        return rms_norm(x, self.weight[...], self.eps)
+
+
+def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
+    """x / rms(x) * weight, [M, D] in x's type, worked out in fp32."""
+    x32 = x.astype(jnp.float32)
+    variance = jnp.mean(x32 * x32, axis=-1, keepdims=True)
+    # The order of transformers: round to the compute type, then multiply by the weight.
+    return (x32 * jax.lax.rsqrt(variance + eps)).astype(x.dtype) * weight[None]
 
 
 class Attention(nnx.Module):

@@ -16,6 +16,7 @@ from rl.rules import CREDITS
 from rollout.distribution import Sampling
 from rollout.episode import Episode
 from rollout.policy import Policy
+from rollout.setup import cell_name
 from tasks.base import Problem, Task
 from tasks.grading import Grader
 
@@ -30,7 +31,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        return f"{self.task.arm}-{self.credit}-{self.seed}"
+        return cell_name(self.task, self.credit, self.seed)
 
 
 @dataclass(frozen=True)

@@ -14,26 +14,19 @@ from rich.table import Table
 from rich.text import Text
 
 from eval.evaluate import format_estimate
+from eval.report_data import METRIC_LABELS
 from model.lora import parameters
 from rl.study import Study
 from rollout.episode import Episode
 
 AGENT_STYLES = ("cyan", "magenta", "yellow", "green")
 SHOWN = {
-    "pass_at_1": "team solves it",
-    "sends_own": "sends own facts",
-    "uses_partner": "uses partner's",
-    "both_agree": "both agree",
-    "asks": "asks at first",
-    "pass_at_k": "any reader right",
-    "notes_right": "notes right",
-    "vote": "vote of notes",
-    "rescued": "rescued",
-    "misled": "misled",
-    "notes_boxed": "notes boxed",
-    "notes_send_own": "notes send own",
-    "truncated": "truncated",
-}
+    name: METRIC_LABELS[name]
+    for name in (
+        "pass_at_1 sends_own uses_partner both_agree asks pass_at_k notes_right vote rescued misled notes_boxed "
+        "notes_send_own truncated"
+    ).split()
+} | {"notes_boxed": "notes boxed"}  # shorter: a terminal has 80 columns
 
 
 def safe(text: str, limit: int = 2000) -> str:

@@ -43,7 +43,7 @@ class RunDir:
         run = cls(path)
         path.mkdir(parents=True, exist_ok=True)
         # First, because it makes this a run that can be continued, should the process be killed right here.
-        run.write_json("config.json", to_json(config))
+        write_json(path / "config.json", to_json(config))
         run.make_folders()
         return run
 
@@ -73,11 +73,6 @@ class RunDir:
         run = cls(path)
         run.make_folders()
         return run, from_json(raw)
-
-    def write_json(self, name: str, value: Any) -> Path:
-        """Write a whole file or nothing: to another name, flushed, then renamed."""
-        write_json(self.path / name, value)
-        return self.path / name
 
     def append(self, log: str, lines: Iterable[dict[str, Any]]) -> None:
         """Append JSON lines to a log, all of them in one write."""

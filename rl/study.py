@@ -21,6 +21,7 @@ from rollout.distribution import Sampling
 from rollout.policy import Policy, bucket_ladder
 from rollout.setup import (
     build_tasks,
+    cells_of,
     eval_sampling,
     first_bucket,
     load_base,
@@ -30,7 +31,7 @@ from rollout.setup import (
     stack,
 )
 from tasks.base import Task
-from tasks.registry import TASKS, Problems
+from tasks.registry import Problems
 
 LORA_KEY = 0
 """Folded into a seed's key for the adapter's initial values."""
@@ -81,7 +82,7 @@ class Study:
         return {
             "config": to_json(self.config),
             "steps": int(self.state.step),
-            "sampling": {"train": vars(self.train_sampling), "evaluation": vars(self.eval_sampling)},
+            "sampling": {"train": vars(self.train_sampling), "evaluation": vars(eval_sampling(self.config))},
             "data": data_facts(self.problems, self.tokenizer, self.base_fingerprint),
             "versions": versions(),
             "device": device,
@@ -89,15 +90,11 @@ class Study:
             "compiles": compiles | self.learner.compiles,
         }
 
-    @property
-    def eval_sampling(self) -> Sampling:
-        return eval_sampling(self.config)
-
 
 def prepare(config: Config) -> Study:
     """Build a study; raises errors that name the setting, file or problem at fault."""
     tasks = build_tasks(config)
-    cells = _cells(config, tasks)
+    cells = [Cell(*cell) for cell in cells_of(config, tasks)]
     tokenizer, model_dir = load_tokenizer(config)
     problems = load_task_problems(config, tokenizer, list(tasks.values()))
     base = load_base(config, model_dir, tokenizer)
@@ -129,16 +126,6 @@ def prepare(config: Config) -> Study:
         train_buckets=config.train_buckets or bucket_ladder(longest_row, first_bucket(config)),
         state=state,
     )
-
-
-def _cells(config: Config, tasks: dict[str, Task]) -> list[Cell]:
-    """The study's cells: arm x credit x seed."""
-    return [
-        Cell(task, credit, seed)
-        for arm, task in tasks.items()
-        for credit in config.credit or [TASKS[config.task].arms[arm]]
-        for seed in config.seeds
-    ]
 
 
 def _train_sampling(config: Config) -> Sampling:

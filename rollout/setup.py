@@ -4,7 +4,7 @@ Training and evaluation both start here. Reads files and hubs and builds; decide
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import model
 from model import weights
 from model.config import QWEN2_5_1_5B, ModelConfig
+from model.lora import LoraConfig
+from model.peft import load_adapter
 from model.tokenizer import ChatTokenizer
 from rollout.distribution import Sampling
 from rollout.play import longest_prompt
@@ -93,6 +95,29 @@ def build_task(c: PlaySettings, arm: str) -> Task:
         deal=c.deal,
     )
     return TASKS[c.task].build(arm, options)
+
+
+def cells_of(c: PlaySettings, tasks: Mapping[str, Task]) -> list[tuple[Task, str, int]]:
+    """A study's cells, (task, credit rule, seed): every arm x rule x seed; without rules, each arm's own."""
+    return [
+        (task, credit, seed)
+        for arm, task in tasks.items()
+        for credit in c.credit or [TASKS[c.task].arms[arm]]
+        for seed in c.seeds
+    ]
+
+
+def cell_name(task: Task, credit: str, seed: int) -> str:
+    """What a cell is called in every file: 'channel_on-grpo-17'."""
+    return f"{task.arm}-{credit}-{seed}"
+
+
+def load_adapters(folders: Sequence[Path], sizes: ModelConfig) -> tuple[Any, LoraConfig]:
+    """PEFT adapters side by side, leading axis X. ConfigError unless they have one rank and alpha."""
+    loaded, configs = zip(*(load_adapter(folder, sizes) for folder in folders), strict=True)
+    if len(set(configs)) > 1:
+        raise ConfigError(f"adapters side by side need one rank and alpha; {folders[0]} and others differ")
+    return stack(loaded), configs[0]
 
 
 def load_tokenizer(c: PlaySettings) -> tuple[ChatTokenizer, Path | None]:

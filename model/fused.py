@@ -1,51 +1,43 @@
-"""One token a row, all cells at once, in few products a layer: the decode step's forward on a GPU.
+"""One token a row, all cells at once: the decode step's forward on a GPU, seven kernels a layer (model.kernels).
 
-A decode step reads every weight for a handful of rows, so its time is memory traffic plus what each kernel costs to
-launch; the plain forward starts twenty small products a layer. Here linears that share an input are one product, and
-the low-rank halves A of every cell stand beside the base's columns in it: x [W | A_1 ... A_X]. A row's own A is picked
-by a mask that also holds its scale, and all B are one product more. The arithmetic is `Qwen2.hidden`'s up to rounding
-(tested); many cells make the wide part too wide, so beyond MOST_CELLS the plain forward is used.
+The plain forward starts twenty small kernels a layer and reads the whole cache. Here base and adapters are laid out
+once a call as the kernels read them; what they compute is `Qwen2.hidden` up to rounding (tested). The plain forward
+stays the reference, and serves CPUs, fp32 on a GPU, and shapes that don't divide into tiles (`fits`).
 """
 
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from model.config import ModelConfig
+from model.kernels import Norm, Rows, Tile, Tiles, Update, attention, join, product, room_for_heads, swiglu
 from model.lora import Lora, by_layer
-from model.qwen2 import Cache, Qwen2, attend, rms_norm, rope_angles, rotate
+from model.qwen2 import Cache, Qwen2, rms_norm, rope_angles
 
-MOST_CELLS = 16
-"""Cells beyond which all cells' low-rank halves beside the base would cost more than they save."""
-
-GROUPS = {
-    "qkv": ("q_proj", "k_proj", "v_proj"),
-    "o": ("o_proj",),
-    "gate_up": ("gate_proj", "up_proj"),
-    "down": ("down_proj",),
-}
-"""Linears that share an input."""
+PROGRAMS = 132
+"""Multiprocessors of the GPU the tiles were measured on; attention is split until there is work for each."""
 
 
-class Group(NamedTuple):
-    """`weight` [in, out + X r]: the base's columns, then each cell's A of each linear (r of them a cell); `bias` [out]
-    or None; `b` [X r, out]: their B, each in its own linear's columns."""
-
-    weight: jax.Array
-    bias: jax.Array | None
-    b: jax.Array
+SHARED_BYTES = 227_000
+"""Shared memory that the stages of a kernel's loads may take on a multiprocessor."""
 
 
 class Layer(NamedTuple):
-    """One layer's products and norms."""
+    """One layer. Weights are [out, in]; the norms' weights are in `qkv`, `gate_up` and their A. `gate_up` holds gate, up,
+    and A of gate and up of every cell below each other, `gate_up_b` [2, X' r, F] their B; `down` the base and every
+    cell's A."""
 
-    qkv: Group
-    o: Group
-    gate_up: Group
-    down: Group
-    norm_in: jax.Array
-    norm_mid: jax.Array
+    qkv: jax.Array
+    bias: jax.Array | None
+    qkv_update: Update
+    out: jax.Array
+    out_update: Update
+    gate_up: jax.Array
+    gate_up_b: jax.Array
+    down: jax.Array
+    down_b: jax.Array
 
 
 class Fused(NamedTuple):
@@ -56,84 +48,184 @@ class Fused(NamedTuple):
     norm: jax.Array
 
 
-def fuse(model: Qwen2, lora: Lora) -> Fused:
+@dataclass(frozen=True)
+class Plan:
+    """How the kernels share out a decode step of one shape."""
+
+    rows: Rows
+    tiles: Tiles
+    splits: int
+
+
+def fits(config: ModelConfig, dtype: Any) -> bool:
+    """Do the kernels serve this model on this device: in half precision on a GPU, sizes that divide into tiles."""
+    if jax.default_backend() != "gpu" or dtype not in (jnp.bfloat16, jnp.float16):
+        return False
+    head_fits = config.head_dim in (32, 64, 128)
+    return head_fits and config.width % 128 == 0 and config.mlp % 256 == 0
+
+
+def plan_of(config: ModelConfig, cells: int, batch: int, rank: int, tiles: Tiles = Tiles()) -> Plan:
+    """The plan for X cells of B rows. Small shapes (tests) get smaller tiles."""
+    rows = Rows(cells, batch, max(16, _ceil2(batch)), max(16, _ceil2(rank)), tiles.rows)
+
+    def shrink(tile: Tile | None, columns: int, depth: int, low: int = 0) -> Tile | None:
+        if tile is None:
+            return None
+        columns, depth = min(tile.columns, _part2(columns)), min(tile.depth, _part2(depth))
+        while 2 * (rows.tile + columns + low) * depth * tile.stages > SHARED_BYTES:
+            depth //= 2
+        return replace(tile, columns=columns, depth=depth)
+
+    keys = config.kv_heads * config.head_dim
+    splits = tiles.down_splits if config.mlp % (tiles.down_splits * 128) == 0 else 1 + (config.mlp % 256 == 0)
+    tiles = replace(
+        tiles,
+        qkv=shrink(tiles.qkv, keys, config.width, rows.width),
+        out=shrink(tiles.out, config.width, config.heads * config.head_dim, rows.width),
+        gate_up=shrink(tiles.gate_up, config.mlp, config.width),
+        swiglu=shrink(tiles.swiglu, config.mlp, config.mlp),
+        down=shrink(tiles.down, config.width, config.mlp // splits),
+        join=shrink(tiles.join, config.width, config.width),
+        down_splits=splits,
+    )
+    splits = tiles.splits or max(1, min(4, PROGRAMS // 2 // (cells * batch * config.kv_heads)))
+    return Plan(rows, tiles, splits)
+
+
+def _ceil2(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
+def _part2(n: int) -> int:
+    """The largest power of two that divides n."""
+    return n & -n
+
+
+def _tall(weights: jax.Array, tile: Tile | None) -> jax.Array:
+    """Weights [N, in], padded with rows of zeros to whole tiles."""
+    return jnp.pad(weights, ((0, -weights.shape[0] % (tile.columns if tile else 1)), (0, 0)))
+
+
+def _normed(weights: jax.Array, norm: jax.Array) -> jax.Array:
+    """A norm's weight [in] made part of [..., in]: one rounding, in place of that of the normed x."""
+    norm = norm.astype(jnp.float32).reshape((1,) * (weights.ndim - 1) + norm.shape)
+    return (weights.astype(jnp.float32) * norm).astype(weights.dtype)
+
+
+def fuse(model: Qwen2, lora: Lora, scale_XB: jax.Array, plan: Plan) -> Fused:
     """Lay base and adapters (leading axis X) out for decoding: a copy of both, once a call and not once a token."""
-    layers = []
+    layers, rows, tiles = [], plan.rows, plan.tiles
+    scale = jnp.pad(scale_XB, ((0, rows.slots - rows.cells), (0, rows.padded - rows.real))).reshape(-1)
+    extra = ((0, 0), (0, rows.slots - rows.cells), (0, 0), (0, 0))
     for block, adapter in zip(model.layers, by_layer(lora, axis=1), strict=True):
-        linears = {**vars(block.self_attn), **vars(block.mlp)}
-        groups = {}
-        for name, members in GROUPS.items():
-            groups[name] = _group([linears[m] for m in members], [adapter[m] for m in members])
-        norms = block.input_layernorm.weight[...], block.post_attention_layernorm.weight[...]
-        layers.append(Layer(**groups, norm_in=norms[0], norm_mid=norms[1]))
+        attn, mlp = block.self_attn, block.mlp
+        dtype = attn.q_proj.weight[...].dtype
+
+        norm_in, norm_mid = block.input_layernorm.weight[...], block.post_attention_layernorm.weight[...]
+
+        def base(*linears: Any) -> list[jax.Array]:
+            return [linear.weight[...].T for linear in linears]
+
+        def low_a(*names: str, adapter=adapter, dtype=dtype) -> jax.Array:
+            """[L, X' r, in]."""
+            a = jnp.stack([adapter[name]["a"] for name in names]).astype(dtype)
+            a = jnp.pad(a, (*extra[:3], (0, rows.rank - a.shape[3])))
+            return a.transpose(0, 1, 3, 2).reshape(len(names), -1, a.shape[2])
+
+        def low_b(*names: str, adapter=adapter, dtype=dtype) -> list[jax.Array]:
+            """[X' r, out] of each."""
+            found = [adapter[name]["b"].astype(dtype) for name in names]
+            found = [jnp.pad(b, (extra[1], (0, rows.rank - b.shape[1]), (0, 0))) for b in found]
+            return [b.reshape(-1, b.shape[2]) for b in found]
+
+        qkv, gate_up = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
+        biases = [getattr(attn, name).bias for name in qkv]
+        qkv_a = _normed(low_a(*qkv), norm_in)
+        wide = jnp.concatenate([*base(mlp.gate_proj, mlp.up_proj), *low_a(*gate_up)])
+        layers.append(
+            Layer(
+                qkv=_normed(jnp.concatenate(base(attn.q_proj, attn.k_proj, attn.v_proj)), norm_in),
+                bias=None if biases[0] is None else jnp.concatenate([b[...] for b in biases]),
+                qkv_update=Update(qkv_a, jnp.concatenate(low_b(*qkv), axis=1), scale),
+                out=base(attn.o_proj)[0],
+                out_update=Update(low_a("o_proj"), low_b("o_proj")[0], scale),
+                gate_up=_tall(_normed(wide, norm_mid), tiles.gate_up),
+                gate_up_b=jnp.stack(low_b(*gate_up)),
+                down=_tall(jnp.concatenate([*base(mlp.down_proj), *low_a("down_proj")]), tiles.down),
+                down_b=low_b("down_proj")[0],
+            )
+        )
     return Fused(model.embed_tokens[...], layers, model.norm.weight[...])
-
-
-def _group(linears: list[Any], adapters: list[dict[str, jax.Array]]) -> Group:
-    dtype = linears[0].weight[...].dtype
-    base = jnp.concatenate([linear.weight[...] for linear in linears], axis=1)
-    cells, inputs, rank = adapters[0]["a"].shape
-    # [X, in, n R] -> [in, X n R]
-    a = jnp.concatenate([adapter["a"] for adapter in adapters], axis=2).astype(dtype)
-    a = a.transpose(1, 0, 2).reshape(inputs, -1)
-    rows, left = [], 0
-    for adapter in adapters:
-        width = adapter["b"].shape[2]
-        rows.append(jnp.pad(adapter["b"].astype(dtype), ((0, 0), (0, 0), (left, base.shape[1] - left - width))))
-        left += width
-    b = jnp.concatenate(rows, axis=1).reshape(cells * rank * len(adapters), -1)  # [X, n R, out] -> [X n R, out]
-    biases = [linear.bias[...] for linear in linears if linear.bias is not None]
-    return Group(jnp.concatenate([base, a], axis=1), jnp.concatenate(biases) if biases else None, b)
-
-
-def own_cell(scale_XB: jax.Array) -> jax.Array:
-    """[X * B, X] fp32: each row's scale in its own cell's column, else 0."""
-    cells, batch = scale_XB.shape
-    return (jnp.eye(cells, dtype=jnp.float32)[:, None] * scale_XB[..., None]).reshape(cells * batch, cells)
-
-
-def _apply(group: Group, x: jax.Array, own_MX: jax.Array) -> jax.Array:
-    """[M, in] -> [M, out] in x's type."""
-    outputs = group.b.shape[1]
-    wide = jnp.dot(x, group.weight)
-    low = wide[:, outputs:].reshape(x.shape[0], own_MX.shape[1], -1)
-    low = (low.astype(jnp.float32) * own_MX[:, :, None]).astype(x.dtype).reshape(x.shape[0], -1)
-    out = jnp.dot(low, group.b, preferred_element_type=jnp.float32) + wide[:, :outputs].astype(jnp.float32)
-    if group.bias is not None:
-        out = out + group.bias.astype(jnp.float32)[None]
-    return out.astype(x.dtype)
 
 
 def fused_hidden(
     config: ModelConfig,
+    plan: Plan,
     fused: Fused,
-    token_M: jax.Array,
-    position_M: jax.Array,
-    mask_MS: jax.Array,
-    own_MX: jax.Array,
+    token_XB: jax.Array,
+    first_XB: jax.Array,
     cache: Cache,
     slot: jax.Array,
+    pad_XB: jax.Array,
 ) -> tuple[jax.Array, Cache]:
-    """Final hidden states [M, D] of one token a row, and the cache with it written at `slot`.
+    """Final hidden states [X, B, D] of one token a row, and the cache with it written at `slot`.
 
-    M = X * B rows; `mask_MS` bool: may a row see a slot; `own_MX` from `own_cell`; cache leaves [M, K, S, C].
+    `first_XB` is the first slot a row sees (its padding ends there; `slot` for a row whose sample nobody wants), `pad_XB`
+    where its positions count from; cache leaves [X B, K, S, C].
     """
-    rows, c = token_M.shape[0], config
-    queries, keys = c.heads * c.head_dim, c.kv_heads * c.head_dim
-    x = fused.embed[token_M]
-    rope = rope_angles(position_M[:, None], c)
+    rows, c = plan.rows, config
+    missing = ((0, rows.slots - rows.cells), (0, rows.padded - rows.real), (0, 0))
+    x = jnp.pad(fused.embed[token_XB], missing).reshape(rows.count, c.width)
+    rope = tuple(r.reshape(-1, c.head_dim // 2) for r in rope_angles((slot - pad_XB).reshape(-1, 1), c))
+    first, at = first_XB.reshape(-1).astype(jnp.int32), slot.reshape(1).astype(jnp.int32)
+    state = x, jnp.square(x.astype(jnp.float32)).sum(axis=1)[None]
     out = []
-    for layer, (cached_k, cached_v) in zip(fused.layers, cache, strict=True):
-        qkv = _apply(layer.qkv, rms_norm(x, layer.norm_in, c.norm_eps), own_MX)
-        q, k, v = jnp.split(qkv, (queries, queries + keys), axis=1)
-        q = rotate(q.reshape(rows, 1, c.heads, c.head_dim), rope)
-        k = rotate(k.reshape(rows, 1, c.kv_heads, c.head_dim), rope).transpose(0, 2, 1, 3)
-        v = v.reshape(rows, c.kv_heads, 1, c.head_dim)
-        cached_k = jax.lax.dynamic_update_slice_in_dim(cached_k, k, slot, axis=2)
-        cached_v = jax.lax.dynamic_update_slice_in_dim(cached_v, v, slot, axis=2)
-        seen = attend(q, cached_k, cached_v, mask_MS[:, None]).reshape(rows, queries)
-        x = x + _apply(layer.o, seen, own_MX)
-        gate, up = jnp.split(_apply(layer.gate_up, rms_norm(x, layer.norm_mid, c.norm_eps), own_MX), 2, axis=1)
-        x = x + _apply(layer.down, jax.nn.silu(gate) * up, own_MX)
-        out.append((cached_k, cached_v))
-    return rms_norm(x, fused.norm, c.norm_eps), out
+    for layer, layer_cache in zip(fused.layers, cache, strict=True):
+        qkv = project(c, plan, layer, *state)
+        state, layer_cache = attend(c, plan, layer, state[0], qkv, rope, first, at, layer_cache)
+        state = feed_forward(c, plan, layer, *state)
+        out.append(layer_cache)
+    hidden = rms_norm(state[0], fused.norm, c.norm_eps).reshape(rows.slots, rows.padded, c.width)
+    return hidden[: rows.cells, : rows.real], out
+
+
+def project(c: ModelConfig, plan: Plan, layer: Layer, x: jax.Array, squares: jax.Array) -> jax.Array:
+    """x [M, D] and the sums of its squares [tiles, M] -> queries, keys and values [M, heads' C], before RoPE."""
+    outputs, room = (c.heads + 2 * c.kv_heads) * c.head_dim, room_for_heads(c.heads, c.kv_heads) * c.head_dim
+    queries, keys = c.heads * c.head_dim, c.kv_heads * c.head_dim
+    parts = {"bias": layer.bias, "update": layer.qkv_update._replace(bounds=(queries, queries + keys)), "room": room}
+    norm = Norm(squares, c.norm_eps)
+    return product(plan.rows, plan.tiles.qkv, "qkv", x, layer.qkv, outputs, norm=norm, **parts)
+
+
+def attend(c: ModelConfig, plan: Plan, layer: Layer, x, qkv, rope, first, at, layer_cache):
+    """((x + attention of qkv [M, D], its squares), the layer's cache); rope, first and at as in kernels.attention."""
+    seen, layer_cache = attention(
+        plan.rows, plan.tiles.slots, plan.splits, c.heads, qkv, rope, first, at, layer_cache
+    )
+    tiles = plan.tiles.out
+    return product(
+        plan.rows, tiles, "out", seen, layer.out, c.width, update=layer.out_update, residual=x
+    ), layer_cache
+
+
+def feed_forward(c: ModelConfig, plan: Plan, layer: Layer, x, squares) -> tuple[jax.Array, jax.Array]:
+    """(x + the MLP's output [M, D], its squares)."""
+    rows, tiles, low = plan.rows, plan.tiles, plan.rows.slots * plan.rows.rank
+    if tiles.gate_up is None:
+        wide = _dot(x, layer.gate_up)
+    else:
+        wide = product(rows, tiles.gate_up, "gate_up", x, layer.gate_up, 2 * (c.mlp + low))
+    scale = layer.out_update.scale
+    h = swiglu(rows, tiles.swiglu, wide, Norm(squares, c.norm_eps), c.width, layer.gate_up_b, scale)
+    if tiles.down is None:
+        parts = _dot(h, layer.down)
+    else:
+        parts = product(rows, tiles.down, "down", h, layer.down, c.width + low, splits=tiles.down_splits)
+    return join(rows, tiles.join, parts if parts.ndim == 3 else parts[None], x, layer.down_b, scale)
+
+
+def _dot(x: jax.Array, w: jax.Array) -> jax.Array:
+    """x W^T by XLA, [M, N] in x's type."""
+    return jax.lax.dot_general(x, w, (((1,), (1,)), ((), ())))

@@ -17,10 +17,10 @@ from jax.stages import Compiled, Lowered
 
 from model.config import ModelConfig
 from model.executables import compile_together
-from model.fused import MOST_CELLS
+from model.fused import fits
 from rollout.distribution import Sampling
 from rollout.episode import RowId
-from rollout.sampler import Rows, decode, prefill
+from rollout.sampler import Rows, base_dtype, decode, prefill
 
 REPLY_BUCKET = 32
 """Reply caps are rounded up to a multiple of this many tokens."""
@@ -64,7 +64,7 @@ class Policy:
 
     `lora` is a tree with leading cell axis X; `lora_scale` is alpha / rank. `prompt_buckets` and `row_buckets` are
     ascending. `force_length` ignores the end-of-turn token (benchmarks). `fused`: decode by model.fused; None:
-    on a GPU.
+    where its kernels fit.
     """
 
     config: ModelConfig
@@ -190,8 +190,7 @@ class Policy:
         return Rows(*(jnp.asarray(a) for a in (tokens, lengths, caps, scale, ids)))
 
     def _compiled(self, lora: Any, rows: Rows, new_slots: int, penalised: bool, sampling: Sampling) -> list[Compiled]:
-        fused = self.fused if self.fused is not None else jax.default_backend() == "gpu"
-        fused = fused and rows.tokens.shape[0] <= MOST_CELLS
+        fused = self.fused if self.fused is not None else fits(self.config, base_dtype(self.base))
 
         def run_prefill(base, lora, rows):
             return prefill(self.graph, base, lora, rows, new_slots, penalised)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from model.fused import fuse, fused_hidden, own_cell
+from model.fused import fuse, fused_hidden, plan_of
 from model.lora import by_layer
 from model.qwen2 import Cache, init_cache
 from rollout.distribution import Shape, penalise, shaped_logits, token_logp
@@ -137,13 +137,11 @@ def decode(
 ) -> Decoding:
     """Sample until every row has drawn an end-of-turn token (one of `ends_E`, kept) or reached its cap.
 
-    `fused`: by model.fused's forward, for a GPU.
+    `fused`: by model.fused's kernels, for a GPU.
     """
     model = nnx.merge(graph, base)
     prompt_slots, new_slots = rows.tokens.shape[2], state.tokens.shape[2]
     keys = row_keys(rows.ids)
-    pad = prompt_slots - rows.lengths
-    slots_S = jnp.arange(prompt_slots + new_slots)
     # Here, so that the loop doesn't take the stack apart, or cast it, at every token.
     forward = _fused_forward(model, lora, rows) if fused else _plain_forward(model, lora, rows, base_dtype(base))
 
@@ -160,9 +158,8 @@ def decode(
         seen = state.seen
         if seen is not None:
             seen = seen | (running[..., None] & (jnp.arange(seen.shape[-1])[None, None] == token[..., None]))
-        slot = prompt_slots + state.step
-        mask_XBS = (slots_S[None, None] >= pad[..., None]) & (slots_S[None, None] <= slot)
-        hidden, cache = forward(token, slot - pad, mask_XBS, state.cache, slot)
+        done = state.done | ended
+        hidden, cache = forward(token, state.cache, prompt_slots + state.step, done)
         return Decoding(
             step=state.step + 1,
             cache=cache,
@@ -170,7 +167,7 @@ def decode(
             tokens=write(state.tokens, token),
             logp=write(state.logp, jnp.where(running, logp, 0.0)),
             counts=counts,
-            done=state.done | ended,
+            done=done,
             seen=seen,
         )
 
@@ -178,33 +175,36 @@ def decode(
 
 
 def _plain_forward(model: Any, lora: Any, rows: Rows, dtype: jnp.dtype) -> Callable:
-    """(token [X, B], position, mask [X, B, S], cache, slot) -> (hidden [X, B, D], cache), a cell beside the other."""
+    """(token [X, B], cache, slot, done [X, B]) -> (hidden [X, B, D], cache), a cell beside the other."""
     layers = jax.tree.map(lambda leaf: leaf.astype(dtype), by_layer(lora, axis=1))
+    pad_XB = rows.tokens.shape[2] - rows.lengths
 
-    def forward(token_XB, position_XB, mask_XBS, cache, slot):
-        def cell(adapter, tokens_B, positions_B, mask_BS, scale_B, cache):
+    def forward(token_XB, cache, slot, done_XB):
+        def cell(adapter, tokens_B, pad_B, scale_B, cache):
+            slots_S = jnp.arange(cache[0][0].shape[2])
+            mask_BS = (slots_S[None] >= pad_B[:, None]) & (slots_S[None] <= slot)
             hidden, cache = model.hidden(
-                tokens_B[:, None], positions_B[:, None], mask_BS[:, None], adapter, scale_B, cache, slot
+                tokens_B[:, None], (slot - pad_B)[:, None], mask_BS[:, None], adapter, scale_B, cache, slot
             )
             return hidden[:, 0], cache
 
-        return over_cells(cell)(layers, token_XB, position_XB, mask_XBS, rows.scale, cache)
+        return over_cells(cell)(layers, token_XB, pad_XB, rows.scale, cache)
 
     return forward
 
 
 def _fused_forward(model: Any, lora: Any, rows: Rows) -> Callable:
-    """The same by model.fused: all cells' rows side by side."""
-    weights, own_MX = fuse(model, lora), own_cell(rows.scale)
+    """The same by model.fused: all cells' rows side by side. A row that is done reads nothing of its cache."""
     cells, batch = rows.scale.shape
+    plan = plan_of(model.config, cells, batch, lora["q_proj"]["a"].shape[-1])
+    weights = fuse(model, lora, rows.scale, plan)
+    pad_XB = rows.tokens.shape[2] - rows.lengths
 
-    def flat(x):
-        return x.reshape(cells * batch, *x.shape[2:])
-
-    def forward(token_XB, position_XB, mask_XBS, cache, slot):
-        args = flat(token_XB), flat(position_XB), flat(mask_XBS), own_MX, jax.tree.map(flat, cache), slot
-        hidden, cache = fused_hidden(model.config, weights, *args)
-        return jax.tree.map(lambda x: x.reshape(cells, batch, *x.shape[1:]), (hidden, cache))
+    def forward(token_XB, cache, slot, done_XB):
+        flat = jax.tree.map(lambda leaf: leaf.reshape(cells * batch, *leaf.shape[2:]), cache)
+        first_XB = jnp.where(done_XB, slot, pad_XB)
+        hidden, flat = fused_hidden(model.config, plan, weights, token_XB, first_XB, flat, slot, pad_XB)
+        return hidden, jax.tree.map(lambda leaf: leaf.reshape(cells, batch, *leaf.shape[1:]), flat)
 
     return forward
 

@@ -1,10 +1,8 @@
 """The fused decode forward is the plain one: same samples, same log-probs, every cell with its own adapter."""
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from model.fused import own_cell
 from rollout.distribution import Sampling
 from rollout.episode import RowId
 from rollout.policy import Request
@@ -33,8 +31,3 @@ def test_fused_and_plain_draw_the_same(cells, sampling):
             np.testing.assert_array_equal(one.tokens, other.tokens)
             np.testing.assert_allclose(one.logp, other.logp, atol=2e-5)
     assert any((a.tokens.tolist() != b.tokens.tolist()) for a, b in zip(fused[0], fused[-1])) or cells == 1
-
-
-def test_a_rows_scale_stands_in_its_own_cells_column():
-    got = own_cell(jnp.asarray([[2.0, 0.0], [3.0, 4.0]]))
-    np.testing.assert_array_equal(got, [[2, 0], [0, 0], [0, 3], [0, 4]])

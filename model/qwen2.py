@@ -10,9 +10,11 @@ about: `logits` is a separate call on the hidden states that are wanted.
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from model.config import ModelConfig
 from model.lora import LayerLora, Lora, by_layer, lora_update
+from model.remat import Remat, checkpointed
 
 Cache = list[tuple[jax.Array, jax.Array]]
 """cache[layer] = (keys [B, K, S, C], values [B, K, S, C]): S next to C, as attention reads it."""
@@ -78,7 +80,8 @@ class Attention(nnx.Module):
         q = self.q_proj(x, lora and lora["q_proj"], scale).reshape(batch, steps, c.heads, c.head_dim)
         k = self.k_proj(x, lora and lora["k_proj"], scale).reshape(batch, steps, c.kv_heads, c.head_dim)
         v = self.v_proj(x, lora and lora["v_proj"], scale).reshape(batch, steps, c.kv_heads, c.head_dim)
-        q, k = rotate(q, rope), rotate(k, rope)
+        q, k = checkpoint_name(rotate(q, rope), "q"), checkpoint_name(rotate(k, rope), "k")
+        v = checkpoint_name(v, "v")
         if mask_BTS is None:
             y = attend_causally(q, k, v).reshape(batch * steps, c.heads * c.head_dim)
             return self.o_proj(y, lora and lora["o_proj"], scale), None
@@ -100,8 +103,8 @@ class MLP(nnx.Module):
         self.down_proj = Linear(config.mlp, config.width, False, rngs, dtype)
 
     def __call__(self, x: jax.Array, lora: dict | None, scale: jax.Array | None) -> jax.Array:
-        gate = self.gate_proj(x, lora and lora["gate_proj"], scale)
-        up = self.up_proj(x, lora and lora["up_proj"], scale)
+        gate = checkpoint_name(self.gate_proj(x, lora and lora["gate_proj"], scale), "gate")
+        up = checkpoint_name(self.up_proj(x, lora and lora["up_proj"], scale), "up")
         return self.down_proj(jax.nn.silu(gate) * up, lora and lora["down_proj"], scale)
 
 
@@ -116,7 +119,7 @@ class Block(nnx.Module):
 
     def __call__(self, x, rope, mask_BTS, lora, scale, layer_cache, slot):
         y, layer_cache = self.self_attn(self.input_layernorm(x), rope, mask_BTS, lora, scale, layer_cache, slot)
-        x = x + y
+        x = checkpoint_name(x + y, "attended")
         return x + self.mlp(self.post_attention_layernorm(x), lora, scale), layer_cache
 
 
@@ -141,14 +144,14 @@ class Qwen2(nnx.Module):
         scale_B: jax.Array | None = None,
         cache: Cache | None = None,
         slot: jax.Array | int = 0,
-        remat: bool = False,
+        remat: Remat = "none",
     ) -> tuple[jax.Array, Cache | None]:
         """Final hidden states [B, T, D], and the cache with these tokens written at `slot`...`slot + T - 1`.
 
         `mask_BTS` bool: may token t see slot s (without a cache S is T); None, without a cache only: every token sees
         those before it in its row. `lora` is one cell's, or a list of its layers;
-        `scale_B` fp32 is alpha / rank for rows that use it and 0 for the untrained base. `remat` recomputes each layer
-        in the backward pass.
+        `scale_B` fp32 is alpha / rank for rows that use it and 0 for the untrained base. `remat`: what the backward
+        pass computes again (model.remat).
         """
         batch, steps = tokens_BT.shape
         x = self.embed_tokens[...][tokens_BT.reshape(-1)]
@@ -164,16 +167,14 @@ class Qwen2(nnx.Module):
             def apply(weights, x, rope, mask_BTS, adapter, scale, layer_cache, graph=graph):
                 return nnx.merge(graph, weights)(x, rope, mask_BTS, adapter, scale, layer_cache, slot)
 
-            if remat:
-                apply = jax.checkpoint(apply)
-            x, layer_cache = apply(
+            x, layer_cache = checkpointed(apply, remat, looped=False)(
                 weights, x, rope, mask_BTS, adapters and adapters[index], scale, cache and cache[index]
             )
             out.append(layer_cache)
         x = self.norm(x).reshape(batch, steps, self.config.width)
         return x, (out if cache is not None else None)
 
-    def _scan_layers(self, x, rope, mask_BTS, lora, scale, remat: bool) -> jax.Array:
+    def _scan_layers(self, x, rope, mask_BTS, lora, scale, remat: Remat) -> jax.Array:
         """The layers as one loop: the weights are stacked here, a copy of the base that a training pass hardly notices,
         and the compiler sees one layer instead of 28."""
         parts = [nnx.split(block) for block in self.layers]
@@ -184,7 +185,7 @@ class Qwen2(nnx.Module):
             weights, adapter = args
             return nnx.merge(graph, weights)(x, rope, mask_BTS, adapter, scale, None, 0)[0], None
 
-        return jax.lax.scan(jax.checkpoint(layer) if remat else layer, x, (stacked, lora))[0]
+        return jax.lax.scan(checkpointed(layer, remat, looped=True), x, (stacked, lora))[0]
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """[..., D] -> [..., V] in fp32."""

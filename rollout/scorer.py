@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from model.remat import Remat
 from rollout.distribution import Sampling, Shape, shaped_logits, token_logp
 from rollout.policy import Policy, PromptTooLong
 from rollout.sampler import over_cells
@@ -31,7 +32,7 @@ def selected_logp(
     select_M: jax.Array,
     shape: Shape,
     allowed_V: jax.Array,
-    remat: bool,
+    remat: Remat,
 ) -> jax.Array:
     """Log-probs [M] fp32 of one cell's selected tokens (flat positions in B * T), given all before them in their row.
 
@@ -119,7 +120,7 @@ def _score_part(policy: Policy, lora: Any, part_X: list[Sequence[Forced]], row_c
 
         def cell(lora, tokens_BT, select_M, scale_B):
             shape = Sampling(1.0).arrays()
-            return selected_logp(model, lora, scale_B, tokens_BT, select_M, shape, policy.allowed_V, remat=False)
+            return selected_logp(model, lora, scale_B, tokens_BT, select_M, shape, policy.allowed_V, remat="none")
 
         return over_cells(cell)(lora, tokens, select, scale)
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from model.folded import pays
 from model.remat import Remat
 from rollout.distribution import Sampling, Shape, shaped_logits, token_logp
 from rollout.policy import Policy, PromptTooLong
@@ -42,7 +43,7 @@ def selected_logp(
     rows, width = tokens_BT.shape
     positions = jnp.broadcast_to(jnp.arange(width)[None], (rows, width))
     # Padding is to the right of every real token, so causality alone hides it.
-    hidden, _ = model.hidden(tokens_BT, positions, None, lora, scale_B, remat=remat)
+    hidden, _ = model.hidden(tokens_BT, positions, None, lora, scale_B, remat=remat, folded=pays())
     before_M = hidden.reshape(rows * width, -1)[jnp.maximum(select_M - 1, 0)]
     target_M = tokens_BT.reshape(-1)[select_M]
 

@@ -92,15 +92,14 @@ class Attention(nnx.Module):
         q, k, v = (y.reshape(batch, steps, -1, c.head_dim) for y in linears(x, members, lora, scale, folded))
         q, k = checkpoint_name(rotate(q, rope), "q"), checkpoint_name(rotate(k, rope), "k")
         v = checkpoint_name(v, "v")
-        if mask_BTS is None:
-            y = attend_causally(q, k, v).reshape(batch * steps, c.heads * c.head_dim)
-            return linears(y, {"o_proj": self.o_proj}, lora, scale, folded)[0], None
-        k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
+        y = attend_causally(q, k, v) if mask_BTS is None else None
+        if mask_BTS is not None or layer_cache is not None:
+            k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
         if layer_cache is not None:
             keys, values = layer_cache
             k = jax.lax.dynamic_update_slice_in_dim(keys, k, slot, axis=2)
             v = jax.lax.dynamic_update_slice_in_dim(values, v, slot, axis=2)
-        y = attend(q, k, v, mask_BTS).reshape(batch * steps, c.heads * c.head_dim)
+        y = (attend(q, k, v, mask_BTS) if y is None else y).reshape(batch * steps, c.heads * c.head_dim)
         y = linears(y, {"o_proj": self.o_proj}, lora, scale, folded)[0]
         return y, (k, v) if layer_cache is not None else None
 
@@ -161,8 +160,8 @@ class Qwen2(nnx.Module):
     ) -> tuple[jax.Array, Cache | None]:
         """Final hidden states [B, T, D], and the cache with these tokens written at `slot`...`slot + T - 1`.
 
-        `mask_BTS` bool: may token t see slot s (without a cache S is T); None, without a cache only: every token sees
-        those before it in its row. `lora` is one cell's, or a list of its layers;
+        `mask_BTS` bool: may token t see slot s (without a cache S is T); None: every token sees those before it among
+        these in its row, and nothing that the cache held. `lora` is one cell's, or a list of its layers;
         `scale_B` fp32 is alpha / rank for rows that use it and 0 for the untrained base. `remat`: what the backward
         pass computes again (model.remat). `folded`: linears by model.folded, for many tokens on a GPU.
         """
@@ -229,13 +228,18 @@ def rotate(x: jax.Array, rope: tuple[jax.Array, jax.Array]) -> jax.Array:
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
 
+def has_flash(dtype: jnp.dtype) -> bool:
+    """Does `attend_causally` keep no T x T scores?"""
+    return jax.default_backend() == "gpu" and dtype in (jnp.bfloat16, jnp.float16)
+
+
 def attend_causally(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     """Every token sees itself and those before it: q [B, T, H, C], k and v [B, T, K, C] -> [B, T, H, C].
 
     On a GPU in half precision by cuDNN's flash attention, which keeps no T x T scores (for a training pass at the 1.5B
     shape these are most of its memory); elsewhere as `attend`.
     """
-    if jax.default_backend() == "gpu" and q.dtype in (jnp.bfloat16, jnp.float16):
+    if has_flash(q.dtype):
         return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
     batch, steps = q.shape[:2]
     seen_TT = jnp.tril(jnp.ones((steps, steps), bool))

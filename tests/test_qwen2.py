@@ -240,3 +240,17 @@ def test_no_mask_is_a_causal_mask():
     plain, cache = model.hidden(tokens, positions(2, 5), None)
     np.testing.assert_allclose(plain, masked, rtol=0, atol=1e-6)
     assert cache is None
+
+
+def test_no_mask_with_a_cache_fills_its_first_slots():
+    """What it held isn't seen, and what is written is what a masked pass writes."""
+    model = Qwen2(TINY, nnx.Rngs(0))
+    tokens = jnp.asarray([[5, 6, 7, 8, 9], [9, 8, 7, 6, 5]])
+    held = jax.tree.map(lambda x: x + 3, init_cache(TINY, 2, 8, jnp.float32))
+    plain, cache = model.hidden(tokens, positions(2, 5), None, cache=held)
+    mask = jnp.pad(causal(2, 5), ((0, 0), (0, 0), (0, 3)))
+    masked, expected = model.hidden(tokens, positions(2, 5), mask, cache=held)
+    np.testing.assert_allclose(plain, masked, rtol=0, atol=1e-6)
+    for got, other in zip(jax.tree.leaves(cache), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(got, other, atol=1e-6)
+        assert (got[:, :, 5:] == 3).all()

@@ -108,7 +108,7 @@ def scoring(args: argparse.Namespace, policy: Policy) -> None:
         f"scoring {args.cells} x {rows} x about {tokens}",
         int(lengths.sum()) + 8 * args.cells * rows,
         args.repeats,
-        lambda: score(policy, rows_X, args.score_rows),
+        lambda: score(policy, rows_X),
     )
 
 
@@ -119,7 +119,6 @@ def main() -> None:
     parser.add_argument("--trained", type=int, default=384, help="trained tokens of a row")
     parser.add_argument("--prefill", type=int, nargs=2, default=[32, 256], metavar=("ROWS", "TOKENS"))
     parser.add_argument("--score", type=int, nargs=2, default=[144, 600], metavar=("ROWS", "TOKENS"))
-    parser.add_argument("--score-rows", type=int, default=12, help="rows a cell and call")
     parser.add_argument("--remat", default="auto", choices=["auto", "none", "products", "all"])
     parser.add_argument("--plain", action="store_true", help="linears without model.folded")
     parser.add_argument("--only", choices=["gradient", "prefill", "score"])

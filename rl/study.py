@@ -64,9 +64,8 @@ class Study:
     def settings(self) -> Settings:
         """How a step is collected."""
         c = self.config
-        rows = c.problems_per_step * c.episodes_per_problem
         chat = ChatOptions(*(getattr(c, field.name) for field in dataclasses.fields(ChatOptions)))
-        return Settings(c.episodes_per_problem, c.rereads, rows, self.train_sampling, chat)
+        return Settings(c.episodes_per_problem, c.rereads, self.train_sampling, chat)
 
     @property
     def subjects(self) -> list[Subject]:

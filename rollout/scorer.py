@@ -24,6 +24,13 @@ LOGIT_CHUNK = 1024
 FORCED_BUCKET = 32
 """Forced tokens of a row are rounded up to a multiple of this many, and as many may stand before them as a lead-in."""
 
+TOKENS_AT_ONCE = 16 * 1024
+"""Padded tokens of a call that scores, over its cells: enough to fill a GPU, few enough that a last call wastes little.
+"""
+
+CPU_TOKENS_AT_ONCE = 1280
+"""The same on a CPU, in each cell: what stays in its cache."""
+
 
 def selected_logp(
     model: Any,
@@ -74,22 +81,35 @@ class Forced(NamedTuple):
     scale: float
 
 
-def score(policy: Policy, rows_X: Sequence[Sequence[Forced]], rows_at_once: int) -> list[list[np.ndarray]]:
-    """Log-probs [T] of each row's forced tokens, untempered, in the rows' places; `rows_at_once` a cell and call.
+def score(policy: Policy, rows_X: Sequence[Sequence[Forced]]) -> list[list[np.ndarray]]:
+    """Log-probs [T] of each row's forced tokens, untempered, in the rows' places. Raises PromptTooLong.
 
-    Rows of like length share a call, so that short boards don't pay for long ones.
+    Rows of like length share a call, the longest first, so that short ones don't pay for them and what a last call
+    leaves empty is short. Calls are queued, and read when all are.
     """
     out_X: list[list[np.ndarray]] = [[np.empty(0)] * len(rows) for rows in rows_X]
     if not any(rows_X):
         return out_X
-    order_X = [sorted(range(len(rows)), key=lambda i, rows=rows: _length(rows[i])) for rows in rows_X]
-    for start in range(0, max(map(len, rows_X)), rows_at_once):
-        active, lora = policy.active([len(rows) > start for rows in rows_X])
-        places_X = [order_X[x][start : start + rows_at_once] for x in active]
-        part_X = [[rows_X[x][i] for i in places] for x, places in zip(active, places_X, strict=True)]
-        for x, places, logps in zip(active, places_X, _score_part(policy, lora, part_X, rows_at_once), strict=True):
-            for i, logp in zip(places, logps, strict=True):
-                out_X[x][i] = logp
+    longest = max(_length(row) for rows in rows_X for row in rows)
+    forced = _rounded(max(len(row.tokens) for rows in rows_X for row in rows), FORCED_BUCKET)
+    most = policy.prompt_buckets[-1] + FORCED_BUCKET + forced
+    if longest > most:
+        raise PromptTooLong(f"a row to score has {longest} tokens and the longest bucket holds {most}")
+    order_X = [sorted(range(len(rows)), key=lambda i, rows=rows: -_length(rows[i])) for rows in rows_X]
+    start, calls = 0, []
+    while any(len(order) > start for order in order_X):
+        active, lora = policy.active([len(order) > start for order in order_X])
+        left_X = [order_X[x][start:] for x in active]
+        width = min(_width(max(_length(rows_X[x][left[0]]) for x, left in zip(active, left_X) if left)), most)
+        row_count = _row_count(_tokens_at_once(len(active)) // width, max(map(len, left_X)))
+        places_X = [left[:row_count] for left in left_X]
+        part_X = [[rows_X[x][i] for i in places] for x, places in zip(active, places_X)]
+        calls.append((active, places_X, _score_part(policy, lora, part_X, (row_count, width, forced))))
+        start += row_count
+    for active, places_X, logps in calls:
+        for x, places, logp_BT in zip(active, places_X, np.asarray(logps)):
+            for i, logp_T in zip(places, logp_BT):
+                out_X[x][i] = logp_T[: len(rows_X[x][i].tokens)]
     return out_X
 
 
@@ -97,20 +117,36 @@ def _length(row: Forced) -> int:
     return len(row.prompt_tokens) + len(row.tokens)
 
 
-def _score_part(policy: Policy, lora: Any, part_X: list[Sequence[Forced]], row_count: int) -> list[list[np.ndarray]]:
-    longest = max(_length(r) for part in part_X for r in part)
-    forced = max(len(r.tokens) for part in part_X for r in part)
-    forced = -(-forced // FORCED_BUCKET) * FORCED_BUCKET
-    buckets = [bucket + FORCED_BUCKET + forced for bucket in policy.prompt_buckets]
-    width = next((b for b in buckets if b >= longest), None)
-    if width is None:
-        raise PromptTooLong(f"a row to score has {longest} tokens and the longest bucket holds {buckets[-1]}")
+def _rounded(count: int, step: int) -> int:
+    return -(-count // step) * step
+
+
+def _tokens_at_once(cells: int) -> int:
+    """Padded tokens of a call in each of so many cells."""
+    return CPU_TOKENS_AT_ONCE if jax.default_backend() == "cpu" else TOKENS_AT_ONCE // cells
+
+
+def _width(longest: int) -> int:
+    """The next of four lengths an octave, multiples of 32: a tenth of padding on average, few shapes to compile."""
+    octave = 1 << max(6, (longest - 1).bit_length() - 1)
+    return _rounded(next(octave * quarter // 4 for quarter in (4, 5, 6, 7, 8) if octave * quarter // 4 >= longest), 32)
+
+
+def _row_count(fits: int, left: int) -> int:
+    """Rows of a call: powers of two and half as many again, as many as fit, or the fewest that hold what is left."""
+    counts = sorted({base << power for base in (1, 3) for power in range(12)})
+    return next((c for c in counts if c >= left and c <= fits), max((c for c in counts if c <= fits), default=1))
+
+
+def _score_part(policy: Policy, lora: Any, part_X: list[Sequence[Forced]], shape: tuple[int, int, int]) -> jax.Array:
+    """Queue one call of `shape` (rows, width, forced); log-probs [X, rows, forced]."""
+    row_count, width, forced = shape
     tokens = np.zeros((len(part_X), row_count, width), np.int32)
     select = np.zeros((len(part_X), row_count, forced), np.int32)
     scale = np.zeros((len(part_X), row_count), np.float32)
     for x, part in enumerate(part_X):
         for b, row in enumerate(part):
-            start, end = len(row.prompt_tokens), len(row.prompt_tokens) + len(row.tokens)
+            start, end = len(row.prompt_tokens), _length(row)
             tokens[x, b, :start], tokens[x, b, start:end] = row.prompt_tokens, row.tokens
             select[x, b, : end - start] = b * width + np.arange(start, end)
             scale[x, b] = row.scale * policy.lora_scale
@@ -123,9 +159,7 @@ def _score_part(policy: Policy, lora: Any, part_X: list[Sequence[Forced]], row_c
             shape = Sampling(1.0).arrays()
             return selected_logp(model, lora, scale_B, tokens_BT, select_M, shape, policy.allowed_V, remat="none")
 
-        return over_cells(cell)(lora, tokens, select, scale)
+        return over_cells(cell)(lora, tokens, select, scale).reshape(*tokens.shape[:2], forced)
 
-    name = ("score", *tokens.shape, forced)
-    logp = np.asarray(policy.executable(name, lambda: [(jax.jit(run).lower(*args), True)])[0](*args))
-    logp = logp.reshape(len(part_X), row_count, forced)
-    return [[logp[x, b, : len(row.tokens)] for b, row in enumerate(part)] for x, part in enumerate(part_X)]
+    (compiled,) = policy.executable(("score", *tokens.shape, forced), lambda: [(jax.jit(run).lower(*args), True)])
+    return compiled(*args)

@@ -199,12 +199,30 @@ class Qwen2(nnx.Module):
 
         return jax.lax.scan(checkpointed(layer, remat, looped=True), x, (stacked, lora))[0]
 
+    @property
+    def head(self) -> jax.Array:
+        """[V, D]: what makes logits."""
+        return (self.embed_tokens if self.lm_head is None else self.lm_head)[...]
+
     def logits(self, hidden: jax.Array) -> jax.Array:
         """[..., D] -> [..., V] in fp32."""
-        head = self.embed_tokens if self.lm_head is None else self.lm_head
-        flat = hidden.reshape(-1, self.config.width)
-        out = jax.lax.dot_general(flat, head[...], (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+        out = head_product(hidden.reshape(-1, self.config.width), self.head)
         return out.reshape(*hidden.shape[:-1], self.config.vocab)
+
+
+@jax.custom_vjp
+def head_product(x: jax.Array, head: jax.Array) -> jax.Array:
+    """[M, D] and [V, D] -> [M, V] in fp32. Its gradients are products in x's type too, summed in fp32: left to itself,
+    JAX multiplies the fp32 gradient of the logits by an fp32 copy of the head."""
+    return jax.lax.dot_general(x, head, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+
+
+def _head_backward(kept, dy):
+    (x, head), dy = kept, dy.astype(kept[0].dtype)
+    return jnp.dot(dy, head), jax.lax.dot_general(dy, x, (((0,), (0,)), ((), ())))
+
+
+head_product.defvjp(lambda x, head: (head_product(x, head), (x, head)), _head_backward)
 
 
 def init_cache(config: ModelConfig, rows: int, slots: int, dtype: jnp.dtype) -> Cache:

@@ -1,8 +1,8 @@
 """The update: gradients of micro-batches, summed, clipped, and one AdamW step, for all cells at once.
 
 The base is frozen and shared; adapters, optimiser states and batches have a leading cell axis X, over which forward,
-gradient and update are `vmap`ped. Logits are computed for trained tokens only, in chunks that are recomputed in the
-backward pass. Executables are compiled ahead of time and counted.
+gradient and update are `vmap`ped. Logits are computed for trained tokens only, in chunks, and once
+(rollout.scorer). Executables are compiled ahead of time and counted.
 """
 
 import time

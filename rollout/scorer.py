@@ -13,6 +13,7 @@ import numpy as np
 from flax import nnx
 
 from model.folded import pays
+from model.qwen2 import head_product
 from model.remat import Remat
 from rollout.distribution import Sampling, Shape, shaped_logits, token_logp
 from rollout.policy import Policy, PromptTooLong
@@ -45,7 +46,8 @@ def selected_logp(
     """Log-probs [M] fp32 of one cell's selected tokens (flat positions in B * T), given all before them in their row.
 
     Rows start in column 0; what stands to the right of a row's tokens is never seen. Logits are made for the selected
-    tokens only, a chunk at a time, and made again in the backward pass.
+    tokens only, a chunk at a time, and once: a token's log-prob depends on its own state alone, so its slope, [D], is
+    found beside it and kept, and the backward pass only scales it.
     """
     rows, width = tokens_BT.shape
     positions = jnp.broadcast_to(jnp.arange(width)[None], (rows, width))
@@ -54,10 +56,9 @@ def selected_logp(
     before_M = hidden.reshape(rows * width, -1)[jnp.maximum(select_M - 1, 0)]
     target_M = tokens_BT.reshape(-1)[select_M]
 
-    @jax.checkpoint
     def chunk_logp(chunk):
         hidden_C, target_C = chunk
-        return token_logp(shaped_logits(model.logits(hidden_C), shape, allowed_V, keep_M=target_C), target_C)
+        return _token_logp(hidden_C, target_C, model.head, shape, allowed_V)
 
     total = target_M.shape[0]
     if total <= LOGIT_CHUNK:
@@ -70,6 +71,26 @@ def selected_logp(
         (before_M, target_M),
     )
     return jax.lax.map(chunk_logp, padded).reshape(-1)[:total]
+
+
+@jax.custom_vjp
+def _token_logp(
+    hidden_C: jax.Array, target_C: jax.Array, head: jax.Array, shape: Shape, allowed_V: jax.Array
+) -> jax.Array:
+    """Log-probs [C] fp32 of `target_C` after the states `hidden_C`; only `hidden_C` has a gradient."""
+    return token_logp(shaped_logits(head_product(hidden_C, head), shape, allowed_V, keep_M=target_C), target_C)
+
+
+def _with_slope(hidden_C, *rest):
+    logp_C, pull = jax.vjp(lambda hidden_C: _token_logp.fun(hidden_C, *rest), hidden_C)
+    return logp_C, pull(jnp.ones_like(logp_C))[0]
+
+
+def _scale_slope(slope_CD, dlogp_C):
+    return (slope_CD.astype(jnp.float32) * dlogp_C[:, None]).astype(slope_CD.dtype), None, None, None, None
+
+
+_token_logp.defvjp(_with_slope, _scale_slope)
 
 
 class Forced(NamedTuple):

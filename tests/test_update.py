@@ -124,12 +124,14 @@ def test_a_cells_numbers_do_not_depend_on_its_neighbours(rows_2):
     np.testing.assert_allclose(stats.grad_norm[1:], stats_1.grad_norm, rtol=1e-4)
 
 
-def test_the_gradient_is_a_finite_difference(rows_2):
-    """The whole path, from adapter to weighted loss, in the direction of a random adapter."""
+@pytest.mark.parametrize("chunk", [1024, 40])
+def test_the_gradient_is_a_finite_difference(rows_2, monkeypatch, chunk):
+    """The whole path, from adapter to weighted loss, in the direction of a random adapter; logits in chunks too."""
     from flax import nnx
 
     from rl.update import batch_loss
 
+    monkeypatch.setattr("rollout.scorer.LOGIT_CHUNK", chunk)
     learn, lora = learner(), jax.tree.map(lambda x: x[0], tiny.adapters([3]))
     (batch,) = pack(rows_2[:1], 8, BUCKETS).batches
     cell = jax.tree.map(lambda x: jnp.asarray(x[0]), batch)
@@ -140,7 +142,7 @@ def test_the_gradient_is_a_finite_difference(rows_2):
     def loss(size):
         moved = jax.tree.map(lambda a, d: a + size * d, lora, direction)
         return batch_loss(
-            model, moved, jnp.float32(2.0), cell, SAMPLING.arrays(), learn.allowed_V, learn.config, False
+            model, moved, jnp.float32(2.0), cell, SAMPLING.arrays(), learn.allowed_V, learn.config, "none"
         )[0]
 
     slope = float(jax.grad(loss)(jnp.float32(0)))

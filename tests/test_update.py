@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rl.batch import Row, pack
-from rl.update import Learner, NonFiniteLoss, OptimConfig, init_state
+from rl.update import Learner, NonFiniteLoss, OptimConfig, gradient_name, init_state
 from rollout.distribution import Sampling
 from rollout.episode import RowId, Utterance
 from rollout.policy import Request
@@ -149,6 +149,16 @@ def test_the_gradient_is_a_finite_difference(rows_2, monkeypatch, chunk):
     difference = (float(loss(jnp.float32(5e-4))) - float(loss(jnp.float32(-5e-4)))) / 1e-3
     assert slope == pytest.approx(difference, rel=2e-2)
     assert abs(slope) > 1e-2
+
+
+def test_sums_adapters_and_optimiser_are_written_in_place(rows_2):
+    """Donated and taken: a gradient's sums in its own buffers, the step's adapters and moments in the old ones'."""
+    learn, state = learner(), init_state(tiny.adapters([3, 4]), learner().config)
+    lora, moments = (sum(leaf.nbytes for leaf in jax.tree.leaves(tree)) for tree in (state.lora, state.opt_state))
+    batches = pack(rows_2, 8, BUCKETS).batches
+    learn.update(state, batches)
+    for name, size in ((gradient_name(batches[0]), lora), ("apply", lora + moments)):
+        assert learn._executables[name].memory_analysis().alias_size_in_bytes == size
 
 
 def test_a_flat_step_gives_zeros():

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from model.config import ModelConfig
 
@@ -81,7 +82,7 @@ def lora_update(x: jax.Array, adapter: dict[str, jax.Array], scale: jax.Array) -
     the base is; the products accumulate in fp32.
     """
     low = jnp.dot(x, adapter["a"].astype(x.dtype), preferred_element_type=jnp.float32)
-    low = (low * scale[:, None]).astype(x.dtype)
+    low = checkpoint_name((low * scale[:, None]).astype(x.dtype), "low")
     return jnp.dot(low, adapter["b"].astype(x.dtype))
 
 

@@ -10,9 +10,12 @@ about: `logits` is a separate call on the hidden states that are wanted.
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from model.config import ModelConfig
+from model.folded import Base, folded_linears
 from model.lora import LayerLora, Lora, by_layer, lora_update
+from model.remat import Remat, checkpointed
 
 Cache = list[tuple[jax.Array, jax.Array]]
 """cache[layer] = (keys [B, K, S, C], values [B, K, S, C]): S next to C, as attention reads it."""
@@ -40,6 +43,16 @@ class Linear(nnx.Module):
         if adapter is not None:
             y = y + lora_update(x, adapter, scale)
         return y
+
+
+def linears(
+    x: jax.Array, members: dict[str, Linear], lora: LayerLora | None, scale: jax.Array | None, folded: bool
+) -> tuple[jax.Array, ...]:
+    """Each of `members` applied to x [M, in], with their adapters in `lora`; `folded`: by model.folded."""
+    if lora is None or not folded:
+        return tuple(member(x, lora and lora[name], scale) for name, member in members.items())
+    bases = tuple(Base(m.weight[...], None if m.bias is None else m.bias[...]) for m in members.values())
+    return folded_linears(x, bases, tuple(lora[name] for name in members), scale)
 
 
 class RMSNorm(nnx.Module):
@@ -72,23 +85,23 @@ class Attention(nnx.Module):
         self.v_proj = Linear(config.width, keys, config.qkv_bias, rngs, dtype)
         self.o_proj = Linear(queries, config.width, False, rngs, dtype)
 
-    def __call__(self, x, rope, mask_BTS, lora, scale, layer_cache, slot):
+    def __call__(self, x, rope, mask_BTS, lora, scale, layer_cache, slot, folded):
         """x [B*T, D] -> ([B*T, D], the layer's cache with T tokens written from `slot` on, or None)."""
         c, (batch, steps) = self.config, rope[0].shape[:2]
-        q = self.q_proj(x, lora and lora["q_proj"], scale).reshape(batch, steps, c.heads, c.head_dim)
-        k = self.k_proj(x, lora and lora["k_proj"], scale).reshape(batch, steps, c.kv_heads, c.head_dim)
-        v = self.v_proj(x, lora and lora["v_proj"], scale).reshape(batch, steps, c.kv_heads, c.head_dim)
-        q, k = rotate(q, rope), rotate(k, rope)
-        if mask_BTS is None:
-            y = attend_causally(q, k, v).reshape(batch * steps, c.heads * c.head_dim)
-            return self.o_proj(y, lora and lora["o_proj"], scale), None
-        k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
+        members = {"q_proj": self.q_proj, "k_proj": self.k_proj, "v_proj": self.v_proj}
+        q, k, v = (y.reshape(batch, steps, -1, c.head_dim) for y in linears(x, members, lora, scale, folded))
+        q, k = checkpoint_name(rotate(q, rope), "q"), checkpoint_name(rotate(k, rope), "k")
+        v = checkpoint_name(v, "v")
+        y = attend_causally(q, k, v) if mask_BTS is None else None
+        if mask_BTS is not None or layer_cache is not None:
+            k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
         if layer_cache is not None:
             keys, values = layer_cache
             k = jax.lax.dynamic_update_slice_in_dim(keys, k, slot, axis=2)
             v = jax.lax.dynamic_update_slice_in_dim(values, v, slot, axis=2)
-        y = attend(q, k, v, mask_BTS).reshape(batch * steps, c.heads * c.head_dim)
-        return self.o_proj(y, lora and lora["o_proj"], scale), (k, v) if layer_cache is not None else None
+        y = (attend(q, k, v, mask_BTS) if y is None else y).reshape(batch * steps, c.heads * c.head_dim)
+        y = linears(y, {"o_proj": self.o_proj}, lora, scale, folded)[0]
+        return y, (k, v) if layer_cache is not None else None
 
 
 class MLP(nnx.Module):
@@ -99,10 +112,11 @@ class MLP(nnx.Module):
         self.up_proj = Linear(config.width, config.mlp, False, rngs, dtype)
         self.down_proj = Linear(config.mlp, config.width, False, rngs, dtype)
 
-    def __call__(self, x: jax.Array, lora: dict | None, scale: jax.Array | None) -> jax.Array:
-        gate = self.gate_proj(x, lora and lora["gate_proj"], scale)
-        up = self.up_proj(x, lora and lora["up_proj"], scale)
-        return self.down_proj(jax.nn.silu(gate) * up, lora and lora["down_proj"], scale)
+    def __call__(self, x: jax.Array, lora: LayerLora | None, scale: jax.Array | None, folded: bool) -> jax.Array:
+        members = {"gate_proj": self.gate_proj, "up_proj": self.up_proj}
+        gate, up = linears(x, members, lora, scale, folded)
+        x = jax.nn.silu(checkpoint_name(gate, "gate")) * checkpoint_name(up, "up")
+        return linears(x, {"down_proj": self.down_proj}, lora, scale, folded)[0]
 
 
 class Block(nnx.Module):
@@ -114,10 +128,10 @@ class Block(nnx.Module):
         self.post_attention_layernorm = RMSNorm(config.width, config.norm_eps, dtype)
         self.mlp = MLP(config, rngs, dtype)
 
-    def __call__(self, x, rope, mask_BTS, lora, scale, layer_cache, slot):
-        y, layer_cache = self.self_attn(self.input_layernorm(x), rope, mask_BTS, lora, scale, layer_cache, slot)
-        x = x + y
-        return x + self.mlp(self.post_attention_layernorm(x), lora, scale), layer_cache
+    def __call__(self, x, rope, mask_BTS, lora, scale, layer_cache, slot, folded):
+        y, layer_cache = self.self_attn(self.input_layernorm(x), rope, mask_BTS, lora, scale, layer_cache, slot, folded)
+        x = checkpoint_name(x + y, "attended")
+        return x + self.mlp(self.post_attention_layernorm(x), lora, scale, folded), layer_cache
 
 
 class Qwen2(nnx.Module):
@@ -141,39 +155,38 @@ class Qwen2(nnx.Module):
         scale_B: jax.Array | None = None,
         cache: Cache | None = None,
         slot: jax.Array | int = 0,
-        remat: bool = False,
+        remat: Remat = "none",
+        folded: bool = False,
     ) -> tuple[jax.Array, Cache | None]:
         """Final hidden states [B, T, D], and the cache with these tokens written at `slot`...`slot + T - 1`.
 
-        `mask_BTS` bool: may token t see slot s (without a cache S is T); None, without a cache only: every token sees
-        those before it in its row. `lora` is one cell's, or a list of its layers;
-        `scale_B` fp32 is alpha / rank for rows that use it and 0 for the untrained base. `remat` recomputes each layer
-        in the backward pass.
+        `mask_BTS` bool: may token t see slot s (without a cache S is T); None: every token sees those before it among
+        these in its row, and nothing that the cache held. `lora` is one cell's, or a list of its layers;
+        `scale_B` fp32 is alpha / rank for rows that use it and 0 for the untrained base. `remat`: what the backward
+        pass computes again (model.remat). `folded`: linears by model.folded, for many tokens on a GPU.
         """
         batch, steps = tokens_BT.shape
         x = self.embed_tokens[...][tokens_BT.reshape(-1)]
         rope = rope_angles(positions_BT, self.config)
         scale = None if lora is None else jnp.repeat(scale_B, steps)
         if cache is None and len(self.layers) >= SCAN_FROM:
-            x = self._scan_layers(x, rope, mask_BTS, lora, scale, remat)
+            x = self._scan_layers(x, rope, mask_BTS, lora, scale, remat, folded)
             return self.norm(x).reshape(batch, steps, self.config.width), None
         out, adapters = [], by_layer(lora) if isinstance(lora, dict) else lora
         for index, block in enumerate(self.layers):
             graph, weights = nnx.split(block)
 
             def apply(weights, x, rope, mask_BTS, adapter, scale, layer_cache, graph=graph):
-                return nnx.merge(graph, weights)(x, rope, mask_BTS, adapter, scale, layer_cache, slot)
+                return nnx.merge(graph, weights)(x, rope, mask_BTS, adapter, scale, layer_cache, slot, folded)
 
-            if remat:
-                apply = jax.checkpoint(apply)
-            x, layer_cache = apply(
+            x, layer_cache = checkpointed(apply, remat, looped=False)(
                 weights, x, rope, mask_BTS, adapters and adapters[index], scale, cache and cache[index]
             )
             out.append(layer_cache)
         x = self.norm(x).reshape(batch, steps, self.config.width)
         return x, (out if cache is not None else None)
 
-    def _scan_layers(self, x, rope, mask_BTS, lora, scale, remat: bool) -> jax.Array:
+    def _scan_layers(self, x, rope, mask_BTS, lora, scale, remat: Remat, folded: bool) -> jax.Array:
         """The layers as one loop: the weights are stacked here, a copy of the base that a training pass hardly notices,
         and the compiler sees one layer instead of 28."""
         parts = [nnx.split(block) for block in self.layers]
@@ -182,16 +195,34 @@ class Qwen2(nnx.Module):
 
         def layer(x, args):
             weights, adapter = args
-            return nnx.merge(graph, weights)(x, rope, mask_BTS, adapter, scale, None, 0)[0], None
+            return nnx.merge(graph, weights)(x, rope, mask_BTS, adapter, scale, None, 0, folded)[0], None
 
-        return jax.lax.scan(jax.checkpoint(layer) if remat else layer, x, (stacked, lora))[0]
+        return jax.lax.scan(checkpointed(layer, remat, looped=True), x, (stacked, lora))[0]
+
+    @property
+    def head(self) -> jax.Array:
+        """[V, D]: what makes logits."""
+        return (self.embed_tokens if self.lm_head is None else self.lm_head)[...]
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """[..., D] -> [..., V] in fp32."""
-        head = self.embed_tokens if self.lm_head is None else self.lm_head
-        flat = hidden.reshape(-1, self.config.width)
-        out = jax.lax.dot_general(flat, head[...], (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+        out = head_product(hidden.reshape(-1, self.config.width), self.head)
         return out.reshape(*hidden.shape[:-1], self.config.vocab)
+
+
+@jax.custom_vjp
+def head_product(x: jax.Array, head: jax.Array) -> jax.Array:
+    """[M, D] and [V, D] -> [M, V] in fp32. Its gradients are products in x's type too, summed in fp32: left to itself,
+    JAX multiplies the fp32 gradient of the logits by an fp32 copy of the head."""
+    return jax.lax.dot_general(x, head, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+
+
+def _head_backward(kept, dy):
+    (x, head), dy = kept, dy.astype(kept[0].dtype)
+    return jnp.dot(dy, head), jax.lax.dot_general(dy, x, (((0,), (0,)), ((), ())))
+
+
+head_product.defvjp(lambda x, head: (head_product(x, head), (x, head)), _head_backward)
 
 
 def init_cache(config: ModelConfig, rows: int, slots: int, dtype: jnp.dtype) -> Cache:
@@ -215,13 +246,18 @@ def rotate(x: jax.Array, rope: tuple[jax.Array, jax.Array]) -> jax.Array:
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
 
+def has_flash(dtype: jnp.dtype) -> bool:
+    """Does `attend_causally` keep no T x T scores?"""
+    return jax.default_backend() == "gpu" and dtype in (jnp.bfloat16, jnp.float16)
+
+
 def attend_causally(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     """Every token sees itself and those before it: q [B, T, H, C], k and v [B, T, K, C] -> [B, T, H, C].
 
     On a GPU in half precision by cuDNN's flash attention, which keeps no T x T scores (for a training pass at the 1.5B
     shape these are most of its memory); elsewhere as `attend`.
     """
-    if jax.default_backend() == "gpu" and q.dtype in (jnp.bfloat16, jnp.float16):
+    if has_flash(q.dtype):
         return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
     batch, steps = q.shape[:2]
     seen_TT = jnp.tril(jnp.ones((steps, steps), bool))

@@ -36,12 +36,11 @@ class Cell:
 
 @dataclass(frozen=True)
 class Settings:
-    """How a step is collected: `episodes` a problem and round, `draws` of each re-reading or continuation,
-    `rows_at_once` that are scored, `chat`: choices of the chat rules."""
+    """How a step is collected: `episodes` a problem and round, `draws` of each re-reading or continuation, `chat`:
+    choices of the chat rules."""
 
     episodes: int
     draws: int
-    rows_at_once: int
     sampling: Sampling
     chat: ChatOptions = ChatOptions()
 
@@ -87,7 +86,7 @@ def credit_step(
         reading_of(cell, episodes_PG, CREDITS[cell.credit].needs)
         for cell, episodes_PG in zip(cells, episodes_XPG, strict=True)
     ]
-    boards_X = measure(policy, grader, readings_X, settings.draws, settings.sampling, settings.rows_at_once)
+    boards_X = measure(policy, grader, readings_X, settings.draws, settings.sampling)
     prefixes_X = continue_from(policy, grader, _by_prefix(readings_X), settings.draws, 0, settings.sampling)
     return [
         pay(cell, episodes_PG, settings, progress, prefixes if boards is NOTHING else boards)

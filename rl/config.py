@@ -40,8 +40,9 @@ class Config:
     """Revision of a model on the hub; pin it."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the frozen base and of activations. Adapters, optimiser, norms, softmax, logits and loss are float32."""
-    remat: bool = False
-    """Recompute each layer in the backward pass instead of keeping its activations."""
+    remat: Literal["auto", "none", "products", "all"] = "auto"
+    """What the backward pass computes again instead of keeping it: nothing; all but large `products` and attention; or
+    all. `auto`: on a GPU `products` if they fit in its memory, else `all`; on a CPU nothing."""
     rank: int = 32
     """LoRA rank."""
     alpha: float = 64.0

@@ -12,7 +12,6 @@ QWEN = dataclasses.replace(
     preset="qwen2.5-1.5b",
     model="Qwen/Qwen2.5-1.5B-Instruct",
     dtype="bfloat16",
-    remat=True,
     data="openai/gsm8k",
     deal="whole",
     steps=80,

@@ -53,7 +53,6 @@ def measure(
     readings_X: Sequence[Reading],
     draws: int,
     sampling: Sampling,
-    rows_at_once: int,
 ) -> list[Measured]:
     """Per cell, what each reader makes of the boards its rule asks about."""
     boards_X = [_boards(reading.task, reading.needs) for reading in readings_X]
@@ -61,7 +60,7 @@ def measure(
     sampled = [[] if forced else boards for boards, forced in zip(boards_X, forced_X, strict=True)]
     weighed = [boards if forced else [] for boards, forced in zip(boards_X, forced_X, strict=True)]
     grades_X = read_again(policy, grader, readings_X, sampled, draws, 0, sampling)
-    evidence_X = weigh_evidence(policy, readings_X, weighed, rows_at_once)
+    evidence_X = weigh_evidence(policy, readings_X, weighed)
     return [
         NOTHING if not boards else Measured(evidence) if forced else grades
         for boards, forced, grades, evidence in zip(boards_X, forced_X, grades_X, evidence_X, strict=True)
@@ -122,7 +121,7 @@ def read_again(
 
 
 def weigh_evidence(
-    policy: Policy, readings_X: Sequence[Reading], boards_X: Sequence[list[tuple[int, ...]]], rows_at_once: int
+    policy: Policy, readings_X: Sequence[Reading], boards_X: Sequence[list[tuple[int, ...]]]
 ) -> list[np.ndarray]:
     """Per cell [E, U, 2^notes]: log p(gold and the closing brace | the reader's prompt with that board, TEMPLATE)."""
     rows_X, places_X = [], []
@@ -137,7 +136,7 @@ def weigh_evidence(
         rows_X.append(rows)
         places_X.append(places)
     out = []
-    for reading, places, logps in zip(readings_X, places_X, score(policy, rows_X, rows_at_once), strict=True):
+    for reading, places, logps in zip(readings_X, places_X, score(policy, rows_X), strict=True):
         values = _empty(reading)
         for place, logp in zip(places, logps, strict=True):
             values[place] = float(np.sum(logp, dtype=np.float64))

@@ -16,7 +16,8 @@ from model.tokenizer import ChatTokenizer
 from rl.collect import Cell, Settings
 from rl.config import Config, to_json
 from rl.credit import ChatOptions
-from rl.update import Learner, OptimConfig, TrainState, init_state, slots_for
+from rl.memory import free_bytes, plan_memory
+from rl.update import Learner, OptimConfig, TrainState, init_state
 from rollout.distribution import Sampling
 from rollout.policy import Policy, bucket_ladder
 from rollout.setup import (
@@ -39,7 +40,7 @@ LORA_KEY = 0
 
 @dataclass
 class Study:
-    """Everything a run holds. `state` and `policy.lora` are of the same step."""
+    """Everything a run holds. `state` and `policy.lora` are of the same step; `slots` of the update's micro-batches."""
 
     config: Config
     cells: list[Cell]
@@ -52,6 +53,7 @@ class Study:
     policy: Policy
     learner: Learner
     train_buckets: tuple[int, ...]
+    slots: int
     state: TrainState
 
     @property
@@ -62,19 +64,13 @@ class Study:
     def settings(self) -> Settings:
         """How a step is collected."""
         c = self.config
-        rows = c.problems_per_step * c.episodes_per_problem
         chat = ChatOptions(*(getattr(c, field.name) for field in dataclasses.fields(ChatOptions)))
-        return Settings(c.episodes_per_problem, c.rereads, rows, self.train_sampling, chat)
+        return Settings(c.episodes_per_problem, c.rereads, self.train_sampling, chat)
 
     @property
     def subjects(self) -> list[Subject]:
         """The cells, as evaluation knows them."""
         return [Subject(c.name, c.credit, c.seed, c.task, x) for x, c in enumerate(self.cells)]
-
-    @property
-    def slots(self) -> int:
-        """Slots of the update's micro-batches."""
-        return slots_for(len(self.cells), self.config.micro_rows, self.train_buckets[-1])
 
     def facts(self, seconds: dict[str, float], device: str) -> dict[str, Any]:
         """What a run directory doesn't tell of a run; see eval.results."""
@@ -103,6 +99,10 @@ def prepare(config: Config) -> Study:
     state = init_state(_init_adapters(cells, model_config, lora_config), _optim(config))
     policy = make_policy(config, base, state.lora, lora_config.scale, tokenizer, list(tasks.values()))
     longest_row = config.max_prompt_tokens + max(config.message_tokens, config.answer_tokens)
+    train_buckets = config.train_buckets or bucket_ladder(longest_row, first_bucket(config))
+    wanted = None if config.remat == "auto" else config.remat
+    row_tokens = config.micro_rows * train_buckets[-1]
+    memory = plan_memory(wanted, free_bytes(), model_config, config.dtype, config.rank, len(cells), row_tokens)
     learner = Learner(
         graph=graph,
         base=frozen,
@@ -110,7 +110,7 @@ def prepare(config: Config) -> Study:
         allowed_V=policy.allowed_V,
         config=_optim(config),
         sampling=_train_sampling(config),
-        remat=config.remat,
+        remat=memory.remat,
     )
     return Study(
         config=config,
@@ -123,7 +123,8 @@ def prepare(config: Config) -> Study:
         lora_config=lora_config,
         policy=policy,
         learner=learner,
-        train_buckets=config.train_buckets or bucket_ladder(longest_row, first_bucket(config)),
+        train_buckets=train_buckets,
+        slots=memory.slots,
         state=state,
     )
 

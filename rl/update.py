@@ -1,8 +1,8 @@
 """The update: gradients of micro-batches, summed, clipped, and one AdamW step, for all cells at once.
 
 The base is frozen and shared; adapters, optimiser states and batches have a leading cell axis X, over which forward,
-gradient and update are `vmap`ped. Logits are computed for trained tokens only, in chunks that are recomputed in the
-backward pass. Executables are compiled ahead of time and counted.
+gradient and update are `vmap`ped. Logits are computed for trained tokens only, in chunks, and once
+(rollout.scorer). Executables are compiled ahead of time and counted.
 """
 
 import time
@@ -16,19 +16,12 @@ import optax
 from flax import nnx
 
 from model.executables import compile_together
+from model.remat import Remat
 from rl.batch import Batch
 from rl.loss import LossStats, policy_gradient_loss
 from rollout.distribution import Sampling, Shape
 from rollout.sampler import over_cells
 from rollout.scorer import selected_logp
-
-TOKENS_AT_ONCE = 48 * 1024
-"""Padded tokens of a micro-batch, over its slots, that a training pass should hold at most."""
-
-
-def slots_for(cells: int, micro_rows: int, longest: int) -> int:
-    """Slots of a micro-batch for this many cells: one each, or as many as TOKENS_AT_ONCE allows."""
-    return max(1, min(cells, TOKENS_AT_ONCE // (micro_rows * longest)))
 
 
 class TrainState(NamedTuple):
@@ -65,7 +58,7 @@ def init_state(lora: Any, config: OptimConfig) -> TrainState:
 
 
 def batch_loss(
-    model: Any, lora: Any, scale: jax.Array, batch: Batch, shape: Shape, allowed_V, config: OptimConfig, remat: bool
+    model: Any, lora: Any, scale: jax.Array, batch: Batch, shape: Shape, allowed_V, config: OptimConfig, remat: Remat
 ) -> tuple[jax.Array, LossStats]:
     """One cell's share of the step's loss from one micro-batch, and its sums."""
     scale_B = jnp.full((batch.tokens.shape[0],), scale)
@@ -99,7 +92,7 @@ class StepStats(NamedTuple):
 
 @dataclass
 class Learner:
-    """Holds the executables of the update. `lora_scale` is alpha / rank; `remat` recomputes layers in the backward."""
+    """Holds the executables of the update. `lora_scale` is alpha / rank; `remat`: see model.remat."""
 
     graph: Any
     base: Any
@@ -107,7 +100,7 @@ class Learner:
     allowed_V: jax.Array
     config: OptimConfig
     sampling: Sampling
-    remat: bool
+    remat: Remat
     compiles: dict[tuple, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=lambda: {"update": 0.0, "compile": 0.0})
     _executables: dict[tuple, Any] = field(default_factory=dict)

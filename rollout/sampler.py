@@ -14,13 +14,17 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from model.folded import pays
 from model.fused import fuse, fused_hidden, plan_of
 from model.lora import by_layer
-from model.qwen2 import Cache, init_cache
+from model.qwen2 import Cache, has_flash, init_cache
 from rollout.distribution import Shape, penalise, shaped_logits, token_logp
 
+PREFILL_TOKENS = 64 * 1024
+"""Padded tokens of one prefill chunk at most; at the 1.5B shape their activations take about 5 GB."""
+
 PREFILL_SCORE_BYTES = 4 << 30
-"""Attention scores one prefill chunk may take, bytes; rows are prefilled in chunks that stay below it."""
+"""Attention scores one prefill chunk may take, bytes, where attention keeps them (model.qwen2.has_flash)."""
 
 
 class Rows(NamedTuple):
@@ -81,23 +85,32 @@ def row_keys(ids: jax.Array) -> jax.Array:
 
 
 def prefill(graph: Any, base: Any, lora: Any, rows: Rows, new_slots: int, penalised: bool) -> Decoding:
-    """Run the prompts and make the decode loop's first state, with room for `new_slots` tokens a row."""
+    """Run the prompts and make the decode loop's first state, with room for `new_slots` tokens a row.
+
+    Prompts are moved to the left for it, so that what pads them comes after them and causality hides it: no mask, so
+    that flash attention serves. Then keys and values move to the slots at the right that decoding expects; the slots of
+    the padding hold numbers that no token sees.
+    """
     model = nnx.merge(graph, base)
     cells, batch, prompt_slots = rows.tokens.shape
-    config = model.config
+    config, dtype = model.config, base_dtype(base)
+    slots_P = jnp.arange(prompt_slots)
 
     def chunk(adapter, tokens_BP, lengths_B, scale_B):
         pad_B1 = prompt_slots - lengths_B[:, None]
-        slots_P = jnp.arange(prompt_slots)
-        positions_BP = jnp.maximum(slots_P[None] - pad_B1, 0)
-        real_BP = slots_P[None] >= pad_B1
-        mask_BPP = real_BP[:, None] & (slots_P[None, :, None] >= slots_P[None, None, :])
-        cache = init_cache(config, tokens_BP.shape[0], prompt_slots, base_dtype(base))
-        hidden, cache = model.hidden(tokens_BP, positions_BP, mask_BPP, adapter, scale_B, cache)
+        tokens_BP = jnp.take_along_axis(tokens_BP, (slots_P[None] + pad_B1) % prompt_slots, axis=1)
+        positions_BP = jnp.broadcast_to(slots_P[None], tokens_BP.shape)
+        cache = init_cache(config, tokens_BP.shape[0], prompt_slots, dtype)
+        hidden, cache = model.hidden(tokens_BP, positions_BP, None, adapter, scale_B, cache, folded=pays())
+        last = jnp.take_along_axis(hidden, (lengths_B - 1)[:, None, None], axis=1)[:, 0]
+        from_BP = (slots_P[None] - pad_B1) % prompt_slots
+        back = jax.vmap(lambda x_KPC, from_P: x_KPC[:, from_P])
         grow = ((0, 0), (0, 0), (0, new_slots), (0, 0))
-        return hidden[:, -1], jax.tree.map(lambda x: jnp.pad(x, grow), cache)
+        return last, jax.tree.map(lambda x: jnp.pad(back(x, from_BP), grow), cache)
 
-    fits = max(1, PREFILL_SCORE_BYTES // (4 * config.heads * prompt_slots**2))
+    fits = max(1, PREFILL_TOKENS // prompt_slots)
+    if not has_flash(dtype):
+        fits = max(1, min(fits, PREFILL_SCORE_BYTES // (4 * config.heads * prompt_slots**2)))
     rows_at_once = next(r for r in range(min(fits, batch), 0, -1) if batch % r == 0)
 
     def cell(args):

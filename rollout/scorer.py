@@ -12,6 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from model.folded import pays
+from model.qwen2 import head_product
+from model.remat import Remat
 from rollout.distribution import Sampling, Shape, shaped_logits, token_logp
 from rollout.policy import Policy, PromptTooLong
 from rollout.sampler import over_cells
@@ -22,6 +25,13 @@ LOGIT_CHUNK = 1024
 FORCED_BUCKET = 32
 """Forced tokens of a row are rounded up to a multiple of this many, and as many may stand before them as a lead-in."""
 
+TOKENS_AT_ONCE = 16 * 1024
+"""Padded tokens of a call that scores, over its cells: enough to fill a GPU, few enough that a last call wastes little.
+"""
+
+CPU_TOKENS_AT_ONCE = 1280
+"""The same on a CPU, in each cell: what stays in its cache."""
+
 
 def selected_logp(
     model: Any,
@@ -31,24 +41,24 @@ def selected_logp(
     select_M: jax.Array,
     shape: Shape,
     allowed_V: jax.Array,
-    remat: bool,
+    remat: Remat,
 ) -> jax.Array:
     """Log-probs [M] fp32 of one cell's selected tokens (flat positions in B * T), given all before them in their row.
 
     Rows start in column 0; what stands to the right of a row's tokens is never seen. Logits are made for the selected
-    tokens only, a chunk at a time, and made again in the backward pass.
+    tokens only, a chunk at a time, and once: a token's log-prob depends on its own state alone, so its slope, [D], is
+    found beside it and kept, and the backward pass only scales it.
     """
     rows, width = tokens_BT.shape
     positions = jnp.broadcast_to(jnp.arange(width)[None], (rows, width))
     # Padding is to the right of every real token, so causality alone hides it.
-    hidden, _ = model.hidden(tokens_BT, positions, None, lora, scale_B, remat=remat)
+    hidden, _ = model.hidden(tokens_BT, positions, None, lora, scale_B, remat=remat, folded=pays())
     before_M = hidden.reshape(rows * width, -1)[jnp.maximum(select_M - 1, 0)]
     target_M = tokens_BT.reshape(-1)[select_M]
 
-    @jax.checkpoint
     def chunk_logp(chunk):
         hidden_C, target_C = chunk
-        return token_logp(shaped_logits(model.logits(hidden_C), shape, allowed_V, keep_M=target_C), target_C)
+        return _token_logp(hidden_C, target_C, model.head, shape, allowed_V)
 
     total = target_M.shape[0]
     if total <= LOGIT_CHUNK:
@@ -63,6 +73,26 @@ def selected_logp(
     return jax.lax.map(chunk_logp, padded).reshape(-1)[:total]
 
 
+@jax.custom_vjp
+def _token_logp(
+    hidden_C: jax.Array, target_C: jax.Array, head: jax.Array, shape: Shape, allowed_V: jax.Array
+) -> jax.Array:
+    """Log-probs [C] fp32 of `target_C` after the states `hidden_C`; only `hidden_C` has a gradient."""
+    return token_logp(shaped_logits(head_product(hidden_C, head), shape, allowed_V, keep_M=target_C), target_C)
+
+
+def _with_slope(hidden_C, *rest):
+    logp_C, pull = jax.vjp(lambda hidden_C: _token_logp.fun(hidden_C, *rest), hidden_C)
+    return logp_C, pull(jnp.ones_like(logp_C))[0]
+
+
+def _scale_slope(slope_CD, dlogp_C):
+    return (slope_CD.astype(jnp.float32) * dlogp_C[:, None]).astype(slope_CD.dtype), None, None, None, None
+
+
+_token_logp.defvjp(_with_slope, _scale_slope)
+
+
 class Forced(NamedTuple):
     """One row to score: the log-probs of `tokens` after `prompt_tokens`; `name` and `scale` as in Request."""
 
@@ -72,22 +102,35 @@ class Forced(NamedTuple):
     scale: float
 
 
-def score(policy: Policy, rows_X: Sequence[Sequence[Forced]], rows_at_once: int) -> list[list[np.ndarray]]:
-    """Log-probs [T] of each row's forced tokens, untempered, in the rows' places; `rows_at_once` a cell and call.
+def score(policy: Policy, rows_X: Sequence[Sequence[Forced]]) -> list[list[np.ndarray]]:
+    """Log-probs [T] of each row's forced tokens, untempered, in the rows' places. Raises PromptTooLong.
 
-    Rows of like length share a call, so that short boards don't pay for long ones.
+    Rows of like length share a call, the longest first, so that short ones don't pay for them and what a last call
+    leaves empty is short. Calls are queued, and read when all are.
     """
     out_X: list[list[np.ndarray]] = [[np.empty(0)] * len(rows) for rows in rows_X]
     if not any(rows_X):
         return out_X
-    order_X = [sorted(range(len(rows)), key=lambda i, rows=rows: _length(rows[i])) for rows in rows_X]
-    for start in range(0, max(map(len, rows_X)), rows_at_once):
-        active, lora = policy.active([len(rows) > start for rows in rows_X])
-        places_X = [order_X[x][start : start + rows_at_once] for x in active]
-        part_X = [[rows_X[x][i] for i in places] for x, places in zip(active, places_X, strict=True)]
-        for x, places, logps in zip(active, places_X, _score_part(policy, lora, part_X, rows_at_once), strict=True):
-            for i, logp in zip(places, logps, strict=True):
-                out_X[x][i] = logp
+    longest = max(_length(row) for rows in rows_X for row in rows)
+    forced = _rounded(max(len(row.tokens) for rows in rows_X for row in rows), FORCED_BUCKET)
+    most = policy.prompt_buckets[-1] + FORCED_BUCKET + forced
+    if longest > most:
+        raise PromptTooLong(f"a row to score has {longest} tokens and the longest bucket holds {most}")
+    order_X = [sorted(range(len(rows)), key=lambda i, rows=rows: -_length(rows[i])) for rows in rows_X]
+    start, calls = 0, []
+    while any(len(order) > start for order in order_X):
+        active, lora = policy.active([len(order) > start for order in order_X])
+        left_X = [order_X[x][start:] for x in active]
+        width = min(_width(max(_length(rows_X[x][left[0]]) for x, left in zip(active, left_X) if left)), most)
+        row_count = _row_count(_tokens_at_once(len(active)) // width, max(map(len, left_X)))
+        places_X = [left[:row_count] for left in left_X]
+        part_X = [[rows_X[x][i] for i in places] for x, places in zip(active, places_X)]
+        calls.append((active, places_X, _score_part(policy, lora, part_X, (row_count, width, forced))))
+        start += row_count
+    for active, places_X, logps in calls:
+        for x, places, logp_BT in zip(active, places_X, np.asarray(logps)):
+            for i, logp_T in zip(places, logp_BT):
+                out_X[x][i] = logp_T[: len(rows_X[x][i].tokens)]
     return out_X
 
 
@@ -95,20 +138,36 @@ def _length(row: Forced) -> int:
     return len(row.prompt_tokens) + len(row.tokens)
 
 
-def _score_part(policy: Policy, lora: Any, part_X: list[Sequence[Forced]], row_count: int) -> list[list[np.ndarray]]:
-    longest = max(_length(r) for part in part_X for r in part)
-    forced = max(len(r.tokens) for part in part_X for r in part)
-    forced = -(-forced // FORCED_BUCKET) * FORCED_BUCKET
-    buckets = [bucket + FORCED_BUCKET + forced for bucket in policy.prompt_buckets]
-    width = next((b for b in buckets if b >= longest), None)
-    if width is None:
-        raise PromptTooLong(f"a row to score has {longest} tokens and the longest bucket holds {buckets[-1]}")
+def _rounded(count: int, step: int) -> int:
+    return -(-count // step) * step
+
+
+def _tokens_at_once(cells: int) -> int:
+    """Padded tokens of a call in each of so many cells."""
+    return CPU_TOKENS_AT_ONCE if jax.default_backend() == "cpu" else TOKENS_AT_ONCE // cells
+
+
+def _width(longest: int) -> int:
+    """The next of four lengths an octave, multiples of 32: a tenth of padding on average, few shapes to compile."""
+    octave = 1 << max(6, (longest - 1).bit_length() - 1)
+    return _rounded(next(octave * quarter // 4 for quarter in (4, 5, 6, 7, 8) if octave * quarter // 4 >= longest), 32)
+
+
+def _row_count(fits: int, left: int) -> int:
+    """Rows of a call: powers of two and half as many again, as many as fit, or the fewest that hold what is left."""
+    counts = sorted({base << power for base in (1, 3) for power in range(12)})
+    return next((c for c in counts if c >= left and c <= fits), max((c for c in counts if c <= fits), default=1))
+
+
+def _score_part(policy: Policy, lora: Any, part_X: list[Sequence[Forced]], shape: tuple[int, int, int]) -> jax.Array:
+    """Queue one call of `shape` (rows, width, forced); log-probs [X, rows, forced]."""
+    row_count, width, forced = shape
     tokens = np.zeros((len(part_X), row_count, width), np.int32)
     select = np.zeros((len(part_X), row_count, forced), np.int32)
     scale = np.zeros((len(part_X), row_count), np.float32)
     for x, part in enumerate(part_X):
         for b, row in enumerate(part):
-            start, end = len(row.prompt_tokens), len(row.prompt_tokens) + len(row.tokens)
+            start, end = len(row.prompt_tokens), _length(row)
             tokens[x, b, :start], tokens[x, b, start:end] = row.prompt_tokens, row.tokens
             select[x, b, : end - start] = b * width + np.arange(start, end)
             scale[x, b] = row.scale * policy.lora_scale
@@ -119,11 +178,9 @@ def _score_part(policy: Policy, lora: Any, part_X: list[Sequence[Forced]], row_c
 
         def cell(lora, tokens_BT, select_M, scale_B):
             shape = Sampling(1.0).arrays()
-            return selected_logp(model, lora, scale_B, tokens_BT, select_M, shape, policy.allowed_V, remat=False)
+            return selected_logp(model, lora, scale_B, tokens_BT, select_M, shape, policy.allowed_V, remat="none")
 
-        return over_cells(cell)(lora, tokens, select, scale)
+        return over_cells(cell)(lora, tokens, select, scale).reshape(*tokens.shape[:2], forced)
 
-    name = ("score", *tokens.shape, forced)
-    logp = np.asarray(policy.executable(name, lambda: [(jax.jit(run).lower(*args), True)])[0](*args))
-    logp = logp.reshape(len(part_X), row_count, forced)
-    return [[logp[x, b, : len(row.tokens)] for b, row in enumerate(part)] for x, part in enumerate(part_X)]
+    (compiled,) = policy.executable(("score", *tokens.shape, forced), lambda: [(jax.jit(run).lower(*args), True)])
+    return compiled(*args)

@@ -13,7 +13,7 @@ from tests import tiny
 PROBLEMS = [tiny.problem(f"p{i}") for i in range(10)]
 TASK = talk_task("channel_on", message_tokens=5, answer_tokens=9)
 CELL = Cell(TASK, "grpo", 17)
-SETTINGS = Settings(4, 1, 8, Sampling(0.9))
+SETTINGS = Settings(4, 1, Sampling(0.9))
 
 
 def ids(seed=17, data_seed=0, steps=range(5), per_step=4):

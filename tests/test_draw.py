@@ -14,7 +14,7 @@ from tasks.talk import talk_task, three_task
 from tests import tiny
 
 TASK = talk_task("channel_on", message_tokens=5, answer_tokens=9)
-SETTINGS = Settings(4, 1, 8, Sampling(0.9))
+SETTINGS = Settings(4, 1, Sampling(0.9))
 NAMES = ("never", "at once", "second round", "third round")
 PROBLEMS = [tiny.problem(name, answer=name) for name in NAMES]
 FIRST_RIGHT = {"never": 99, "at once": 2, "second round": 6, "third round": 11}

@@ -94,7 +94,7 @@ def test_no_evaluation_shares_a_key_with_training():
     policy.calls.clear()
     for step in range(3):
         cells = [Cell(ON, "grpo", EVAL_SEED)]
-        play_step(policy, tiny.FakeGrader(), cells, [PROBLEMS], step, Settings(2, 1, 8, SAMPLING))
+        play_step(policy, tiny.FakeGrader(), cells, [PROBLEMS], step, Settings(2, 1, SAMPLING))
     trained = {request.row_id for request in policy.requests}
     assert len(evaluated) == 2 * 3 * 2 * 3 and len(trained) == 3 * 3 * 2 * 3
     assert not evaluated & trained and all(row.step >= EVAL_STEP for row in evaluated)

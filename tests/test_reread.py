@@ -1,7 +1,10 @@
 """Re-readings, evidence and reliability, with scripted copies; and arms that draw the same notes."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from rl.board_credit import board_of
 from rl.collect import Cell, Settings, credit_step, reliability
@@ -9,13 +12,13 @@ from rl.credit import Needs
 from rl.draw import play_step
 from rl.reread import NOTHING, Reading, measure, read_again, shape_of, showing, twice, weigh_evidence
 from rollout.distribution import Sampling
-from rollout.scorer import Forced, score
+from rollout.scorer import Forced, _row_count, _width, score
 from tasks.board import BoardSizes, board_task
 from tests import tiny
 
 SIZES = BoardSizes(4, 2, 6, 6)
 TASK = board_task("board_writers", "readers_and_writers", SIZES, True, "whole", "full")
-SETTINGS = Settings(1, 1, 8, Sampling(0.9))
+SETTINGS = Settings(1, 1, Sampling(0.9))
 PROBLEMS = [tiny.problem(f"p{i}") for i in range(3)]
 
 
@@ -50,7 +53,7 @@ def test_leave_one_out_reads_each_board_without_each_note():
     readings = reading(Needs.WITHOUT_ONE, policy, judge)
     first = set(r.row_id for r in policy.requests)
     policy.calls.clear()
-    values = measure(policy, judge, readings, 3, Sampling(0.9), 8)[0].by_board_EUS
+    values = measure(policy, judge, readings, 3, Sampling(0.9))[0].by_board_EUS
     assert len(policy.requests) == 3 * 4 * 2 * 3  # problems, readers, boards, draws
     assert all(r.row_id.turn >= 4 for r in policy.requests)
     again = set(r.row_id for r in policy.requests)
@@ -74,7 +77,7 @@ def test_shapley_reads_every_subset_of_its_own_notes():
     policy, judge = Reader(), grader(set())
     readings = reading(Needs.SUBSETS, policy, judge)
     policy.calls.clear()
-    values = measure(policy, judge, readings, 1, Sampling(0.9), 8)[0].by_board_EUS
+    values = measure(policy, judge, readings, 1, Sampling(0.9))[0].by_board_EUS
     assert len(policy.requests) == 3 * 4 * 4
     assert np.flatnonzero(~np.isnan(values[0, 7])).tolist() == [0b0000, 0b0001, 0b1000, 0b1001]
 
@@ -83,7 +86,7 @@ def test_nothing_is_asked_for_rules_that_need_nothing():
     policy, judge = Reader(), grader(set())
     readings = reading(Needs.GRADES, policy, judge)
     policy.calls.clear()
-    assert measure(policy, judge, readings, 1, Sampling(0.9), 8) == [NOTHING] and not policy.requests
+    assert measure(policy, judge, readings, 1, Sampling(0.9)) == [NOTHING] and not policy.requests
 
 
 def test_showing_keeps_the_readers_order():
@@ -145,14 +148,50 @@ def test_scores_are_the_plain_forwards_log_probs():
     """Teacher-forced log-probs, batched and padded, equal one row at a time; scale 0 is the base."""
     policy = tiny.policy(tiny.adapters([0, 1]), prompt_buckets=(32, 64), compile_afresh=True)
     rows = [Forced("r", [tiny.START, *b"ab"[:n], 7], list(b"xyz"[: 1 + n]), float(n != 1)) for n in range(3)]
-    together = score(policy, [rows, rows[::-1]], 4)
+    together = score(policy, [rows, rows[::-1]])
     for cell, order in enumerate((rows, rows[::-1])):
         for row, got in zip(order, together[cell], strict=True):
-            alone = score(policy, [[row], []] if cell == 0 else [[], [row]], 1)[cell][0]
+            alone = score(policy, [[row], []] if cell == 0 else [[], [row]])[cell][0]
             assert got.shape == (len(row.tokens),) and (got < 0).all()
             np.testing.assert_allclose(got, alone, atol=1e-5)
     np.testing.assert_allclose(together[0][1], together[1][1], atol=1e-5)  # the row at scale 0: cells are alike
     assert np.abs(together[0][0] - together[1][2]).max() > 1e-3
+
+
+def test_the_shapes_that_are_scored():
+    """At most a quarter of padding, few row counts, and a last call no larger than what is left asks for."""
+    assert [_width(n) for n in (3, 64, 65, 128, 129, 321, 1023)] == [64, 64, 96, 128, 160, 384, 1024]
+    assert [_row_count(fits, 100) for fits in (0, 1, 7, 40, 130)] == [1, 1, 6, 32, 128]
+    assert [_row_count(40, left) for left in (1, 5, 30, 33)] == [1, 6, 32, 32]
+
+
+@pytest.mark.parametrize("tokens_at_once", [1024, 2 * 96])
+def test_scores_are_log_softmax(monkeypatch, tokens_at_once):
+    """By the plain forward, row by row, whatever shares a call: odd lengths, one cell with more rows than the other."""
+    monkeypatch.setattr("rollout.scorer.CPU_TOKENS_AT_ONCE", tokens_at_once)
+    policy = tiny.policy(tiny.adapters([0, 1]), prompt_buckets=(32, 128), compile_afresh=True)
+    draw = np.random.default_rng(0)
+    lengths = ([(3, 1), (90, 5), (41, 33), (20, 2), (7, 7)], [(12, 4), (64, 1)])
+    ids = lambda count: draw.integers(0, 200, count).tolist()  # noqa: E731
+    rows_X = [[Forced("r", ids(n), ids(m), float(n != 20)) for n, m in cell] for cell in lengths]
+    scored_X = score(policy, rows_X)
+    assert len(policy.compiles) == (1 if tokens_at_once == 1024 else 2), policy.compiles
+    model, allowed = nnx.merge(policy.graph, policy.base), policy.allowed_V
+
+    @jax.jit
+    def log_softmax(lora, tokens_T, scale):
+        hidden, _ = model.hidden(
+            tokens_T[None], jnp.arange(96)[None], jnp.tril(jnp.ones((1, 96, 96), bool)), lora, scale
+        )
+        return jax.nn.log_softmax(jnp.where(allowed[None], model.logits(hidden[0]), -jnp.inf))
+
+    for x, (rows, scored) in enumerate(zip(rows_X, scored_X)):
+        lora = jax.tree.map(lambda leaf, x=x: leaf[x], policy.lora)
+        for row, logp in zip(rows, scored):
+            given = np.array([*row.prompt_tokens, *row.tokens])
+            table = log_softmax(lora, np.pad(given, (0, 96 - len(given))), jnp.float32([row.scale * policy.lora_scale]))
+            where = np.arange(len(row.prompt_tokens), len(given))
+            np.testing.assert_allclose(logp, table[where - 1, given[where]], atol=1e-5)
 
 
 def test_evidence_is_about_the_gold_on_each_board():
@@ -161,13 +200,11 @@ def test_evidence_is_about_the_gold_on_each_board():
     judge = tiny.FakeGrader()
     _, episodes = played(policy, judge)
     readings = [Reading(TASK, episodes[0][0], Needs.EVIDENCE)]
-    (values,) = weigh_evidence(
-        policy, readings, [[(0b0011, 0b0110, 0b1100, 0b1001), (0b0001, 0b0010, 0b0100, 0b1000)]], 4
-    )
+    (values,) = weigh_evidence(policy, readings, [[(0b0011, 0b0110, 0b1100, 0b1001), (0b0001, 0b0010, 0b0100, 0b1000)]])
     episode = episodes[0][0][0]
     prompt = policy.tokenizer.encode_chat(TASK.render(episode.plan.problem, 4, {0: episode.utterances[0].text}))
     forced = Forced("r", [*prompt, *b"The answer is \\boxed{"], list(b"3}"), 1.0)
-    assert values[0, 4, 0b0001] == pytest.approx(score(policy, [[forced]], 4)[0][0].sum(), abs=1e-4)
+    assert values[0, 4, 0b0001] == pytest.approx(score(policy, [[forced]])[0][0].sum(), abs=1e-4)
     assert np.isfinite(values[0, 4:]).sum() == 8 and np.isnan(values[0, :4]).all()
 
 
@@ -198,5 +235,5 @@ def test_a_long_gold_fits_behind_the_longest_prompt():
     """Evidence is scored behind prompts that may fill the longest bucket."""
     policy = tiny.policy(tiny.adapters([0]), prompt_buckets=(32,), compile_afresh=True)
     row = Forced("r", [tiny.START] * 32 + [*b"The answer is \\boxed{"], list(b"x" * 70), 1.0)
-    (got,) = score(policy, [[row]], 1)[0]
+    (got,) = score(policy, [[row]])[0]
     assert got.shape == (70,) and np.isfinite(got).all()

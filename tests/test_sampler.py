@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from model.qwen2 import init_cache
 from rollout.distribution import Sampling, shaped_logits, token_logp
 from rollout.episode import RowId
 from rollout.policy import PromptTooLong, Request, bucket_ladder
+from rollout.sampler import Rows, prefill
 from tests import tiny
 
 TRAIN = Sampling(temperature=0.9)
@@ -148,3 +150,37 @@ def test_idle_cells_are_left_out_and_change_nothing():
     for a, b in zip(alone, beside, strict=True):
         np.testing.assert_array_equal(a.tokens, b.tokens)
         np.testing.assert_allclose(a.logp, b.logp, atol=1e-5)
+
+
+@pytest.mark.parametrize("tokens_at_once", [1 << 16, 2 * 13])
+def test_prefill_equals_the_plain_forward(monkeypatch, tokens_at_once):
+    """Rows of any length in one left-padded batch: the last token's state, and keys and values in the slots at the
+    right, are those of the masked forward without moving anything; nothing is NaN, in the padding neither."""
+    monkeypatch.setattr("rollout.sampler.PREFILL_TOKENS", tokens_at_once)
+    slots, new, lengths = 13, 5, np.array([[1, 7, 13, 6], [12, 3, 1, 5]], np.int32)
+    graph, base = tiny.base()
+    lora = tiny.adapters([0, 1])
+    tokens = np.random.default_rng(0).integers(0, 200, (2, 4, slots)).astype(np.int32)
+    scale = np.array([[2, 0, 2, 1], [2, 2, 0, 1]], np.float32)
+    rows = Rows(tokens, lengths, np.full((2, 4), new), scale, np.zeros((2, 4, 5), np.uint32))
+    state = jax.jit(lambda lora, rows: prefill(graph, base, lora, rows, new, False))(lora, rows)
+    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves((state.hidden, state.cache)))
+
+    real = np.arange(slots) >= slots - lengths[..., None]
+    mask = real[:, :, None] & np.tril(np.ones((slots, slots), bool))
+    where = np.maximum(np.arange(slots) - (slots - lengths[..., None]), 0)
+
+    @jax.jit
+    def masked(lora, tokens, where, mask, scale):
+        cache = init_cache(tiny.CONFIG, 4, slots, jnp.float32)
+        return nnx.merge(graph, base).hidden(tokens, where, mask, lora, scale, cache)
+
+    for x in range(2):
+        cell = jax.tree.map(lambda leaf, x=x: leaf[x], lora)
+        hidden, cache = masked(cell, tokens[x], where[x], mask[x], scale[x])
+        np.testing.assert_allclose(state.hidden[x], hidden[:, -1], atol=1e-5)
+        for got, expected in zip(jax.tree.leaves(state.cache), jax.tree.leaves(cache), strict=True):
+            assert got.shape[3] == slots + new and not got[x, :, :, slots:].any()
+            for b, length in enumerate(lengths[x]):
+                kept = slice(slots - length, slots)
+                np.testing.assert_allclose(got[x, b, :, kept], expected[b, :, kept], atol=1e-5)

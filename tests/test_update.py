@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rl.batch import Row, pack
-from rl.update import Learner, NonFiniteLoss, OptimConfig, init_state, slots_for
+from rl.update import Learner, NonFiniteLoss, OptimConfig, gradient_name, init_state
 from rollout.distribution import Sampling
 from rollout.episode import RowId, Utterance
 from rollout.policy import Request
@@ -22,7 +22,7 @@ EXECUTABLES = defaultdict(dict)
 """Compiled updates by (cells, remat). Sampling settings are arguments to them, so learners can share them."""
 
 
-def learner(sampling=SAMPLING, remat=False, cells=2):
+def learner(sampling=SAMPLING, remat="none", cells=2):
     graph, base = tiny.base()
     allowed = jnp.asarray(tiny.ByteTokenizer().sampleable(tiny.CONFIG.vocab))
     shared = EXECUTABLES[cells, remat]
@@ -93,11 +93,6 @@ def test_slots_do_not_change_the_gradient(rows_2, slots):
     assert_close(gradients(learn, lora, pack(rows_2, 8, BUCKETS).batches), gradients(learn, lora, batches))
 
 
-def test_as_many_slots_as_memory_allows():
-    assert slots_for(3, 8, 192) == 3 and slots_for(64, 8, 192) == 32
-    assert slots_for(12, 8, 1408) == 4 and slots_for(12, 64, 4096) == 1
-
-
 def test_leaving_flat_rows_out_does_not_change_the_gradient(rows_2):
     """Against the same rows with an advantage too small to matter, which are computed."""
     learn, lora = learner(), tiny.adapters([3, 4])
@@ -111,9 +106,10 @@ def test_leaving_flat_rows_out_does_not_change_the_gradient(rows_2):
     )
 
 
-def test_remat_does_not_change_the_gradient(rows_2):
+@pytest.mark.parametrize("remat", ["products", "all"])
+def test_remat_does_not_change_the_gradient(rows_2, remat):
     lora, batches = tiny.adapters([3, 4]), pack(rows_2, 8, BUCKETS).batches
-    assert_close(gradients(learner(), lora, batches), gradients(learner(remat=True), lora, batches))
+    assert_close(gradients(learner(), lora, batches), gradients(learner(remat=remat), lora, batches))
 
 
 def test_a_cells_numbers_do_not_depend_on_its_neighbours(rows_2):
@@ -128,12 +124,14 @@ def test_a_cells_numbers_do_not_depend_on_its_neighbours(rows_2):
     np.testing.assert_allclose(stats.grad_norm[1:], stats_1.grad_norm, rtol=1e-4)
 
 
-def test_the_gradient_is_a_finite_difference(rows_2):
-    """The whole path, from adapter to weighted loss, in the direction of a random adapter."""
+@pytest.mark.parametrize("chunk", [1024, 40])
+def test_the_gradient_is_a_finite_difference(rows_2, monkeypatch, chunk):
+    """The whole path, from adapter to weighted loss, in the direction of a random adapter; logits in chunks too."""
     from flax import nnx
 
     from rl.update import batch_loss
 
+    monkeypatch.setattr("rollout.scorer.LOGIT_CHUNK", chunk)
     learn, lora = learner(), jax.tree.map(lambda x: x[0], tiny.adapters([3]))
     (batch,) = pack(rows_2[:1], 8, BUCKETS).batches
     cell = jax.tree.map(lambda x: jnp.asarray(x[0]), batch)
@@ -144,13 +142,23 @@ def test_the_gradient_is_a_finite_difference(rows_2):
     def loss(size):
         moved = jax.tree.map(lambda a, d: a + size * d, lora, direction)
         return batch_loss(
-            model, moved, jnp.float32(2.0), cell, SAMPLING.arrays(), learn.allowed_V, learn.config, False
+            model, moved, jnp.float32(2.0), cell, SAMPLING.arrays(), learn.allowed_V, learn.config, "none"
         )[0]
 
     slope = float(jax.grad(loss)(jnp.float32(0)))
     difference = (float(loss(jnp.float32(5e-4))) - float(loss(jnp.float32(-5e-4)))) / 1e-3
     assert slope == pytest.approx(difference, rel=2e-2)
     assert abs(slope) > 1e-2
+
+
+def test_sums_adapters_and_optimiser_are_written_in_place(rows_2):
+    """Donated and taken: a gradient's sums in its own buffers, the step's adapters and moments in the old ones'."""
+    learn, state = learner(), init_state(tiny.adapters([3, 4]), learner().config)
+    lora, moments = (sum(leaf.nbytes for leaf in jax.tree.leaves(tree)) for tree in (state.lora, state.opt_state))
+    batches = pack(rows_2, 8, BUCKETS).batches
+    learn.update(state, batches)
+    for name, size in ((gradient_name(batches[0]), lora), ("apply", lora + moments)):
+        assert learn._executables[name].memory_analysis().alias_size_in_bytes == size
 
 
 def test_a_flat_step_gives_zeros():

@@ -231,3 +231,18 @@ def test_what_goes_wrong_in_the_text_work_is_raised():
 
     with pytest.raises(ZeroDivisionError, match="p"):
         play(tiny.ScriptedPolicy(), [[plan(dataclasses.replace(tiny.chat_task(), render=render))]], SAMPLING)
+
+
+def test_the_grader_knows_of_an_answer_while_the_next_round_is_sampled():
+    """Turn 2's answer, before turn 3 is asked for; all are graded in one call at the end."""
+    grader, known = tiny.FakeGrader(), []
+
+    class Watching(tiny.ScriptedPolicy):
+        def sample(self, requests_X, sampling):
+            known.append([text for text, _ in grader.foreseen])
+            assert not grader.pairs
+            return super().sample(requests_X, sampling)
+
+    play_graded(Watching(), grader, [[plan(talk_task("channel_on"), tiny.problem(answer="t3"))]], SAMPLING)
+    assert known == [[], [], [], ["e0t2"]]
+    assert grader.foreseen == grader.pairs == [("e0t2", "t3"), ("e0t3", "t3")]

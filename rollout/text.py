@@ -47,9 +47,12 @@ class TextWork:
         try:
             yield
         finally:
-            spent = time.perf_counter() - started
-            for name in self.seconds:
-                self.seconds[name] += spent
+            self.count(time.perf_counter() - started)
+
+    def count(self, seconds: float) -> None:
+        """Add text work that was done elsewhere; as `timed`."""
+        for name in self.seconds:
+            self.seconds[name] += seconds
 
     @contextmanager
     def waiting(self) -> Iterator[None]:

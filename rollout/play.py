@@ -48,11 +48,15 @@ def play(
     """Play every plan of every cell; episodes come back in the plans' places, not graded.
 
     Schedules may differ from plan to plan: a round is whatever turns the plans have in it. `foresee` is told the (text,
-    gold) of graded turns as soon as they are said, on another thread.
+    gold) of graded turns as soon as they are said, in halves on another thread.
     """
     playing_XE = [[_Playing(plan, cell, dict(plan.given)) for plan in plans] for cell, plans in enumerate(plans_XE)]
     parts = _in_parts(playing_XE, policy.row_buckets[-1])
-    _take_turns(policy, [_rounds(policy.text, part, foresee) for part in parts], sampling)
+    rounds = [_rounds(policy.text, part, foresee) for part in parts]
+    if len(rounds) == 1:
+        _sample_alone(policy, rounds[0], sampling)
+    else:
+        _take_turns(policy, rounds, sampling)
     return [
         [Episode(game.plan, game.cell, tuple(game.said[u] for u in sorted(game.said))) for game in games]
         for games in playing_XE
@@ -87,6 +91,17 @@ def _due(playing_XE: _Games) -> Iterator[list[list[tuple[_Playing, int]]]]:
                         due_X[game.cell_of(turn.agent)].append((game, u))
         if any(due_X):
             yield due_X
+
+
+def _sample_alone(policy: Policy, part: _Rounds, sampling: Sampling) -> None:
+    """Text and sampling by turns. In this thread: a switch to another would cost more than the text of a tiny model."""
+    replies_X = None
+    while True:
+        with policy.text.waiting():
+            requests_X = _next(policy.text, part, replies_X)
+        if requests_X is None:
+            return
+        replies_X = policy.sample(requests_X, sampling)
 
 
 def _take_turns(policy: Policy, parts: Sequence[_Rounds], sampling: Sampling) -> None:

@@ -67,7 +67,8 @@ def mean_over(value_U: np.ndarray, turns: tuple[int, ...]) -> float | None:
 
 
 class Phases:
-    """Seconds by phase of a run."""
+    """Seconds by phase of a run. "a/b" is a part of "a", except "a/text_hidden": text work done for it meanwhile, while
+    the device worked, which took no time of its own. "a/text" is all text work, hidden or not."""
 
     def __init__(self) -> None:
         self.total: dict[str, float] = {}

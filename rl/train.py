@@ -29,7 +29,7 @@ from model.tokenizer import TokenizerError
 from model.weights import WeightsError
 from rl import display, tracking
 from rl.batch import Plan, pack
-from rl.collect import Cell, Collected, credit_step, problems_at, reliability
+from rl.collect import Cell, Collected, credit_step, reliability
 from rl.config import Config, ConfigError, check, differences
 from rl.draw import play_step
 from rl.metrics import Phases, step_metrics
@@ -38,8 +38,9 @@ from rl.run_dir import RunDir, training_episodes
 from rl.saving import restore, save, save_adapters
 from rl.stop import Stopped, StopRequest
 from rl.study import Study, prepare
+from rl.upcoming import Upcoming
 from rl.update import NonFiniteLoss
-from rollout.policy import PromptTooLong
+from rollout.policy import Policy, PromptTooLong
 from tasks.grading import Grader
 
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENAMETOOLONG}
@@ -151,16 +152,17 @@ def train(
     """The loop. Every step is a function of the state and the step number, so that a resumed run repeats it exactly."""
     c, cells = study.config, study.cells
     watcher = Watcher(console, c, first_step)
-    with watcher.bar, closing(tracking.start(c.track, run_dir.path, c)) as tracker:
+    ahead = Upcoming(study.policy.text, cells, study.problems.train, c.data_seed, c.problems_per_step)
+    with watcher.bar, closing(tracking.start(c.track, run_dir.path, c)) as tracker, ahead:
+        ahead.start(first_step)
         for step in range(first_step, c.steps):
-            problems_XP = [
-                problems_at(study.problems.train, cell.seed, c.data_seed, step, c.problems_per_step) for cell in cells
-            ]
-            before = dict(study.policy.seconds)
+            before = seconds_of(study.policy)
             with phases("collect"):
+                problems_XP = ahead.take()
                 episodes_XPG = play_step(study.policy, grader, cells, problems_XP, step, study.settings)
-            for name in ("prefill", "decode", "compile"):
-                phases.add(f"collect/{name}", study.policy.seconds[name] - before[name])
+            for name, now in seconds_of(study.policy).items():
+                # What is hidden is measured as a difference; where nothing is, it may come out just below 0.
+                phases.add(f"collect/{name}", max(0.0, now - before[name]))
             with phases("credit"):
                 progress = step / c.steps
                 collected_X = credit_step(study.policy, grader, cells, episodes_XPG, progress, study.settings)
@@ -172,6 +174,7 @@ def train(
                 plan = pack_step(study, step, collected_X)
             try:
                 with phases("update"):
+                    ahead.start(step + 1)
                     refuse_non_finite(step, cells, collected_X)
                     study.state, stats = study.learner.update(study.state, plan.batches)
             except NonFiniteLoss:
@@ -194,6 +197,11 @@ def train(
             watcher.saw(step, lines, timing, collected_X[0].episodes_PG[0][0])
             if stop.asked and step + 1 < c.steps:
                 raise Stopped(f"saved after step {step + 1} of {c.steps}; continue with --resume {run_dir.path}")
+
+
+def seconds_of(policy: Policy) -> dict[str, float]:
+    """Seconds so far: prefill, decode, compile, text, and text_hidden, the part of it that nobody waited for."""
+    return policy.seconds | policy.text.seconds
 
 
 def pack_step(study: Study, step: int, collected_X: list[Collected]) -> Plan:

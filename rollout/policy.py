@@ -8,7 +8,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,19 +21,10 @@ from model.fused import fits
 from rollout.distribution import Sampling
 from rollout.episode import RowId
 from rollout.sampler import Rows, base_dtype, decode, prefill
+from rollout.text import TextWork, Tokenizer
 
 REPLY_BUCKET = 32
 """Reply caps are rounded up to a multiple of this many tokens."""
-
-
-class Tokenizer(Protocol):
-    """What a policy needs of a tokenizer (model.tokenizer.ChatTokenizer is one; tests bring tiny ones)."""
-
-    end_of_turn: tuple[int, ...]
-
-    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]: ...
-    def decode(self, tokens: Sequence[int]) -> str: ...
-    def sampleable(self, vocab: int) -> np.ndarray: ...
 
 
 class Request(NamedTuple):
@@ -64,7 +55,7 @@ class Policy:
 
     `lora` is a tree with leading cell axis X; `lora_scale` is alpha / rank. `prompt_buckets` and `row_buckets` are
     ascending. `force_length` ignores the end-of-turn token (benchmarks). `fused`: decode by model.fused; None:
-    where its kernels fit.
+    where its kernels fit. `text`: its text work.
     """
 
     config: ModelConfig
@@ -90,6 +81,7 @@ class Policy:
                 f"the longest prompt bucket, {self.prompt_buckets[-1]} tokens, and a reply don't fit the model's "
                 f"{self.config.max_positions} positions"
             )
+        self.text = TextWork(self.tokenizer)
         self._allowed = jnp.asarray(self.tokenizer.sampleable(self.config.vocab))
         ends = () if self.force_length else self.tokenizer.end_of_turn
         self._ends = jnp.asarray(ends or (-1,), jnp.int32)

@@ -2,7 +2,7 @@
 
 The last closed `\\boxed{}` is the answer; without one Math-Verify reads the text's end. Its own time-out is
 an alarm that works on the main thread only and is off: pebble kills a slow worker, and each limits its memory.
-What Math-Verify 0.9.0 reads wrong is rewritten first. Text and gold in, 1.0 or 0.0 out: no rewards.
+What Math-Verify 0.9.0 reads wrong is rewritten first (tasks.misread). Text and gold in, 1.0 or 0.0 out: no rewards.
 """
 
 import logging
@@ -14,15 +14,17 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
-from contextlib import AbstractContextManager
-from decimal import Decimal
+from contextlib import AbstractContextManager, suppress
 from multiprocessing import context, spawn
 from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
+from tasks.misread import PLAIN, bare_number, hedged, is_list, normalise
+
 TEXT_CHARS = 2000  # longest answer read: of an unboxed text its end; a longer box scores 0
-CACHE_SIZE, ATTEMPTS = 20_000, 5  # remembered grades; times the workers may break down over one batch
+CACHE_SIZE = 100_000  # remembered grades: more than one call asks for, or those begun ahead would be graded twice
+ATTEMPTS = 5  # times the workers may break down over one batch
 
 _BOX_TOKEN = re.compile(r"(?P<box>\\+boxed\s{0,9}\{)|\\.|(?P<open>\{)|(?P<close>\})", re.DOTALL)
 _INTEGER = re.compile(r"\\?\$?(-?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+))(?:\.0+)?")
@@ -55,66 +57,6 @@ def check_gold(gold: str) -> bool:
     return _integer(gold) is not None or _readable_gold(gold)
 
 
-# What Math-Verify 0.9.0 misreads, from here to `_judge`: runs in the workers, under their limits.
-_NUMBER = r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
-_FRACTION = r"\d*\\[dt]?frac\{\d+\}\{\d+\}"
-_PLAIN = re.compile(rf"-?\$?{_NUMBER}(?:/\d+)?")
-_THOUSANDS = re.compile(r"(?<=\d)(?:\\[,!; ]|\{,\}|,\\!|\\!,)(?=\d{3}(?!\d))")
-_SPACED = re.compile(r"(-?\d{1,3})((?:\s\d{3})+)")
-_MIXED = re.compile(r"(?<![\d./,^])(\d{1,9})\s+(\d{1,9})\s*/\s*(\d{1,9})(?!\d|\.\d)")
-_SCIENTIFIC = re.compile(r"(?<![\w.])(\d{1,15}(?:\.\d{1,15})?)[eE]([+-]?\d{1,2})(?!\w)")
-_WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
-_LABEL = re.compile(r"(?:[A-Za-z][A-Za-z\s']*[:=]|=|\\approx|about|approximately|approx\.|around)\s*")
-_MEASURE = re.compile(
-    rf"(-?(?:{_NUMBER}(?:\s*/\s*\d+)?|{_FRACTION}))\s*(/?)\s*([A-Za-z]+)(?:[A-Za-z\s/.'()-]|\^\{{?[23]\}}?)*"
-)
-_SHORT_UNITS = set("m g l h s cm mm km ft in kg mg ml mi yd oz lb hr am pm mb gb".split())
-_NOT_UNITS = set("sin cos tan cot sec csc log exp mod sqrt and".split())
-_SEPARATOR = re.compile(
-    r"[,;&]|\b(?:or|and|to)\b|\\(?:lor|vee|cup|mid|q?quad|land|wedge)\b|(?<=\d)(?:\s|~|\\[,;: ])+(?=\d)", re.I
-)
-_EITHER = re.compile(rf"\d(?:\s+[A-Za-z]+)?\s*,?\s*\bor\s+\$?{_NUMBER}", re.I)
-_ANSWER_LIST = re.compile(
-    rf"answers?\b[^.\n]{{0,60}}?(?:is|are|:|=)[\s*]*\\?\$?{_NUMBER}(?:\s+[A-Za-z]+)?\s*"
-    rf"(?:,\s|\band\b|\bor\b)\s*(?:and\s+|or\s+)?\\?\$?{_NUMBER}",
-    re.I,
-)
-_CHARACTERS = str.maketrans({"−": "-", "\u00a0": " ", "½": " 1/2", "¼": " 1/4", "¾": " 3/4"})
-
-
-def normalise(text: str) -> str:
-    """Numbers as Math-Verify reads them right: `1\\,200` -> 1200, `3 1/2` -> 7/2, `1.2e3` -> 1200."""
-    text = _THOUSANDS.sub("", text.translate(_CHARACTERS).strip())
-    text = _MIXED.sub(lambda m: f"{int(m[1]) * int(m[3]) + int(m[2])}/{m[3]}", text)
-    return _SCIENTIFIC.sub(lambda m: f"{Decimal(m[1]).scaleb(int(m[2])):f}", text)
-
-
-def _bare_number(content: str) -> str:
-    """`Total: 20 eggs per day.` -> 20, the number of a labelled or measured one; other content stays.
-
-    Only for a gold that is a plain number: for an expression `5xyz` must stay what it is.
-    """
-    bare = _WRAPPED.sub(r" \1 ", content).replace("\\$", "").replace("$", "").strip().rstrip(".,;")
-    bare = _LABEL.sub("", bare, count=1).strip() if _LABEL.match(bare) else bare
-    if match := _MEASURE.fullmatch(bare):
-        word = match[3].lower()
-        if match[2] or word in _SHORT_UNITS or (len(word) > 2 and word not in _NOT_UNITS):
-            return bare if _is_list(bare) else match[1]
-    return "".join(bare.split()) if _SPACED.fullmatch(bare) else bare
-
-
-def _is_list(content: str) -> bool:
-    """Whether several numbers are named: `5, 6`, `5 or 6`, `5 6` (of which Math-Verify makes 11)."""
-    content = re.sub(r"(?<![\d.])\d{1,3}(?:,\d{3})+(?!\d)", lambda m: m[0].replace(",", ""), content)
-    return sum(any(c.isdigit() for c in piece) for piece in _SEPARATOR.split(content)) > 1
-
-
-def _hedged(text: str) -> bool:
-    """Whether an unboxed text ends in a choice of answers; Math-Verify would take the first or the last."""
-    lines = [line for line in text.splitlines() if any(c.isdigit() for c in line)]
-    return bool(lines and _EITHER.search(lines[-1])) or bool(_ANSWER_LIST.search(text))
-
-
 def _readable_gold(gold: str) -> bool:
     """Whether Math-Verify reads `gold` as an expression that equals itself."""
     from math_verify import parse, verify
@@ -134,8 +76,8 @@ def _judge(answer: str, boxed: bool, gold: str) -> tuple[float, str | None]:
         gold, answer = normalise(gold).rstrip("."), normalise(answer)
         if boxed:
             answer = answer.replace("\\boxed", "")  # a box within the box
-            answer = _bare_number(answer) if _PLAIN.fullmatch(gold) else answer.rstrip(".")
-        if not _is_list(gold) and (_is_list(answer) if boxed else _hedged(answer)):
+            answer = bare_number(answer) if PLAIN.fullmatch(gold) else answer.rstrip(".")
+        if not is_list(gold) and (is_list(answer) if boxed else hedged(answer)):
             return 0.0, None
         wanted = parse(f"\\boxed{{{gold}}}", parsing_timeout=None)
         found = parse(f"\\boxed{{{answer}}}" if boxed else answer, parsing_timeout=None)
@@ -199,11 +141,12 @@ class Grader(AbstractContextManager):
     """
 
     def __init__(self, workers: int | None = None, time_limit_s: float = 5.0, memory_bytes: int = 2 << 30):
-        self.workers = workers or min(8, len(os.sched_getaffinity(0)))
+        self.workers = workers or min(16, len(os.sched_getaffinity(0)))
         self.time_limit_s, self.memory_bytes = time_limit_s, memory_bytes
         self.failures: Counter[str] = Counter()
         self._grades: dict[tuple[str, bool, str], float] = {}
         self._pool: ProcessPool | None = None
+        self._closed = 0
         self._lock = threading.RLock()
 
     def __exit__(self, *error: object) -> None:
@@ -212,6 +155,7 @@ class Grader(AbstractContextManager):
     def close(self) -> None:
         """Stop the workers. The grader can be used again: it starts new ones."""
         with self._lock:
+            self._closed += 1
             if self._pool is not None:
                 self._pool.stop()
                 self._pool.join()
@@ -221,6 +165,22 @@ class Grader(AbstractContextManager):
         """Start the workers in the background, so that importing sympy overlaps with other start-up."""
         args = (_readable_gold, [("1/2",)] * self.workers)
         threading.Thread(target=self._run, args=args, daemon=True).start()
+
+    def ahead(self, pairs: Sequence[tuple[str, str]]) -> None:
+        """Begin to grade these in the background: `grade` will know them, or wait for what is under way.
+
+        Changes no grade and raises nothing; what goes wrong is met again, and raised, by `grade`.
+        """
+        closed = self._closed
+
+        def work() -> None:
+            # Closed meanwhile: nobody wants them any more, and new workers would outlive their grader.
+            with self._lock, suppress(RuntimeError):
+                if self._closed == closed:
+                    self.grade(pairs)
+
+        if pairs:
+            threading.Thread(target=work, daemon=True).start()
 
     def grade(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
         """1.0 or 0.0 for each (answer text, gold)."""

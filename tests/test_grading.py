@@ -201,6 +201,41 @@ def test_a_killed_worker_changes_no_other_grade():
         assert grader.grade([(box("\\frac{99}{2}"), "49.5")]) == [1.0]
 
 
+def watched(grader):
+    """What the workers are asked from now on."""
+    asked, run = [], grader._run
+    grader._run = lambda function, jobs: asked.extend(jobs) or run(function, jobs)
+    return asked
+
+
+def until_idle(threads):
+    """Every thread that was started since is done."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and any(t.is_alive() for t in set(threading.enumerate()) - threads):
+        time.sleep(0.01)
+
+
+def test_what_was_begun_ahead_is_not_asked_again():
+    pairs = [(box(f"\\frac{{{n}}}{{2}}"), str(n / 2 if n % 4 == 1 else n)) for n in range(1, 21, 2)]
+    with Grader(workers=2) as grader:
+        asked = watched(grader)
+        grader.ahead(pairs[:4])
+        grader.ahead(pairs[2:6])
+        assert grader.grade(pairs) == [1.0, 0.0] * 5
+        assert len(asked) == len(set(asked)) == len(pairs)
+        assert grader.grade(pairs) == [1.0, 0.0] * 5 and len(asked) == len(pairs)
+
+
+def test_what_was_begun_ahead_starts_no_worker_after_the_end():
+    threads, grader = set(threading.enumerate()), Grader(workers=1)
+    asked = watched(grader)
+    with grader._lock:  # it can't begin before this one is closed
+        grader.ahead([(box("\\frac{1}{2}"), "0.5")])
+        grader.close()
+    until_idle(threads)
+    assert asked == [] and grader._pool is None
+
+
 def test_workers_do_not_import_the_main_module_or_jax(grader):
     grader.grade([(box("\\frac{13}{2}"), "6.5")])
     for pid in workers_of_this_process():

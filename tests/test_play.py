@@ -1,6 +1,8 @@
 """Playing: every turn is shown what its `reads` say and nothing else, and a sample depends on its plan alone."""
 
 import dataclasses
+import threading
+import time
 
 import pytest
 
@@ -165,3 +167,82 @@ def test_the_graded_turn_meets_its_own_problems_gold():
     assert sorted(grader.pairs) == [(text, gold[text[0]]) for text in sorted(grades)]
     assert [e.correct for part in episodes for e in part] == [(1.0, 0.0), (0.25, 0.5), (0.0, 1.0), (0.75, 1.0)]
     assert all(e.utterances[u].correct is None for part in episodes for e in part for u in (0, 1))
+
+
+def numbers(call):
+    """The episodes of a call's rows, cell by cell."""
+    return [[request.row_id.episode for request in requests] for requests in call]
+
+
+def test_what_takes_several_calls_is_played_in_two_halves_that_take_turns():
+    """2 rows a call: 5 chats of one cell and 2 of the other take 3 calls a round, 2 for the first half and 1 then."""
+    task, policy = tiny.chat_task(), tiny.ScriptedPolicy(cells=2, row_buckets=(1, 2))
+    plans_XE = [[plan(task, episode=e) for e in range(5)], [plan(task, episode=e) for e in range(2)]]
+    episodes_XE = play(policy, plans_XE, SAMPLING)
+    assert [numbers(call) for call in policy.calls] == [[[0, 1, 2, 3], [0, 1]], [[4], []]] * 3
+    whole = play(tiny.ScriptedPolicy(cells=2), plans_XE, SAMPLING)
+    assert [[said(e) for e in episodes] for episodes in episodes_XE] == [[said(e) for e in x] for x in whole]
+    assert [[e.plan.episode for e in episodes] for episodes in episodes_XE] == [[0, 1, 2, 3, 4], [0, 1]]
+
+
+def test_a_split_that_would_take_another_call_is_not_made():
+    """Of 4 chats only two have their first turn still to say: one call of 2 rows, or two of one."""
+    task, policy = tiny.chat_task(), tiny.ScriptedPolicy(row_buckets=(2,))
+    given = {0: play(policy, [[plan(task)]], SAMPLING)[0][0].utterances[0]}
+    policy.calls.clear()
+    plans = [dataclasses.replace(plan(task, episode=e), given={} if e % 2 else given) for e in range(4)]
+    play(policy, [plans], SAMPLING)
+    assert [numbers(call) for call in policy.calls] == [[[1, 3]], [[0, 1, 2, 3]], [[0, 1, 2, 3]]]
+
+
+def test_halves_draw_the_same_in_the_same_shapes():
+    plans = [plan(tiny.chat_task(), episode=e) for e in range(7)]
+    # Nothing is shared with other tests, so that every shape is compiled here.
+    halves = tiny.policy(tiny.adapters([3]), rows=(2,), prompt_buckets=(64,), compile_afresh=True)
+    split, whole = play(halves, [plans], SAMPLING), play(neural(3), [plans], SAMPLING)
+    assert [said(e) for e in split[0]] == [said(e) for e in whole[0]]
+    assert {name[:3] for name in halves.compiles} == {(1, 2, 64)} and len(halves.compiles) == 1
+
+
+def test_one_halfs_prompts_are_written_while_the_other_half_is_sampled():
+    """Sampling the second half's first turns lasts until the first half's second turns are asked for."""
+    written = threading.Event()
+
+    def render(problem, index, heard):
+        if index == 1:
+            time.sleep(0.1)
+            written.set()
+        return tiny.chat_task().render(problem, index, heard)
+
+    class Slow(tiny.ScriptedPolicy):
+        def sample(self, requests_X, sampling):
+            if len(self.calls) == 1:
+                assert written.wait(20), "nobody wrote while the device worked"
+            return super().sample(requests_X, sampling)
+
+    policy = Slow(row_buckets=(2,))
+    play(policy, [[plan(dataclasses.replace(tiny.chat_task(), render=render), episode=e) for e in range(4)]], SAMPLING)
+    assert len(policy.calls) == 6 and policy.text.seconds["text_hidden"] > 0.05  # one of its two prompts
+
+
+def test_what_goes_wrong_in_the_text_work_is_raised():
+    def render(problem, index, heard):
+        raise ZeroDivisionError(problem.id)
+
+    with pytest.raises(ZeroDivisionError, match="p"):
+        play(tiny.ScriptedPolicy(), [[plan(dataclasses.replace(tiny.chat_task(), render=render))]], SAMPLING)
+
+
+def test_the_grader_knows_of_an_answer_while_the_next_round_is_sampled():
+    """Turn 2's answer, before turn 3 is asked for; all are graded in one call at the end."""
+    grader, known = tiny.FakeGrader(), []
+
+    class Watching(tiny.ScriptedPolicy):
+        def sample(self, requests_X, sampling):
+            known.append([text for text, _ in grader.foreseen])
+            assert not grader.pairs
+            return super().sample(requests_X, sampling)
+
+    play_graded(Watching(), grader, [[plan(talk_task("channel_on"), tiny.problem(answer="t3"))]], SAMPLING)
+    assert known == [[], [], [], ["e0t2"]]
+    assert grader.foreseen == grader.pairs == [("e0t2", "t3"), ("e0t3", "t3")]

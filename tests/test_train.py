@@ -96,7 +96,9 @@ def test_a_small_run_from_end_to_end(tmp_path, capsys):
     metrics = lines_of(out / "metrics.jsonl")
     assert [(line["step"], line["cell"]) for line in metrics] == [(s, c) for s in (0, 1) for c in cells]
     assert all(list(line) == METRICS for line in metrics)
-    assert [line["step"] for line in lines_of(out / "timing.jsonl")] == [0, 1]
+    timing = lines_of(out / "timing.jsonl")
+    assert [line["step"] for line in timing] == [0, 1]
+    assert all(0 <= line["time/collect/text_hidden_s"] < line["time/collect/text_s"] for line in timing)
 
     episodes = lines_of(out / "episodes.jsonl")
     trained = [e for e in episodes if "cell" in e]

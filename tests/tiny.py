@@ -12,6 +12,7 @@ from model.lora import LoraConfig, init_lora
 from model.qwen2 import Qwen2
 from rollout.episode import Episode, EpisodePlan, Utterance
 from rollout.policy import Policy, Reply
+from rollout.text import TextWork
 from tasks.base import Problem, Task, Turn
 
 END, START, PAD = 256, 257, 258
@@ -104,9 +105,17 @@ def chat_task(arm="on", cap=6):
 class ScriptedPolicy:
     """Says `words(row_id)` and remembers what it was asked; no model. `tokens(row_id)` replaces the words' own ids."""
 
-    def __init__(self, words=lambda row: f"e{row.episode}t{row.turn}", cells=1, tokenizer=None, tokens=None):
-        self.cells = cells
+    def __init__(
+        self,
+        words=lambda row: f"e{row.episode}t{row.turn}",
+        cells=1,
+        tokenizer=None,
+        tokens=None,
+        row_buckets=(1024,),
+    ):
+        self.cells, self.row_buckets = cells, row_buckets
         self.tokenizer = tokenizer or ByteTokenizer()
+        self.text = TextWork(self.tokenizer)
         self.tokens = tokens or (lambda row: [*words(row).encode(), END])
         self.calls = []
 
@@ -128,7 +137,10 @@ class FakeGrader:
     """Remembers the (text, gold) pairs it was given; `judge(text, gold)` grades them."""
 
     def __init__(self, judge=lambda text, gold: float(gold in text)):
-        self.judge, self.pairs = judge, []
+        self.judge, self.pairs, self.foreseen = judge, [], []
+
+    def ahead(self, pairs):
+        self.foreseen += pairs
 
     def grade(self, pairs):
         self.pairs += pairs

@@ -18,6 +18,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from model.executables import keep_executables
 from rl.batch import pack
 from rl.collect import credit_step, problems_at
 from rl.config import Config
@@ -109,6 +110,7 @@ def one_step(study: Study, step: int) -> dict[str, float]:
         "sampling_logp_gap": float(stats.gap_mean.mean()),
         "sampling_logp_gap_max": float(stats.gap_max.max()),
         "grad_norm": float(stats.grad_norm.mean()),
+        "ended_at": time.time(),  # of the wall clock, so that whoever started this process can count from there
     }
 
 
@@ -127,8 +129,11 @@ def main() -> None:
     parser.add_argument("--prompt-buckets", type=int, nargs="*", default=[], help="see rl.config; default: a ladder")
     parser.add_argument("--train-buckets", type=int, nargs="*", default=[], help="likewise")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"])
+    parser.add_argument("--compile-cache", type=Path, help="see rl.config")
     parser.add_argument("--out", type=Path, help="write all numbers here as JSON")
     args = parser.parse_args()
+    if args.compile_cache:
+        keep_executables(args.compile_cache)
     started = time.perf_counter()
     study = prepare(config_of(args))
     setup = time.perf_counter() - started

@@ -1,12 +1,12 @@
 """`python -m rollout.profile`: where a sampling call's time goes, and how near it is to what the memory allows.
 
 Prefill and decode of forced length on given weights or random ones: seconds, tokens a second, the share of the measured
-memory bandwidth that a decode step reaches, compilations and their seconds by bucket, and the device's kernels by kind
-from a trace that Perfetto and TensorBoard open. Text, grading and training are not in it (bench.full_shape has them).
+memory bandwidth that a decode step reaches, compilations and their seconds by bucket, how far sampled log-probs lie
+from the training forward's, and the device's kernels by kind from a trace that Perfetto and TensorBoard open. Text,
+grading and training are not in it (bench.full_shape has them).
 """
 
 import argparse
-import gzip
 import json
 import statistics
 import sys
@@ -20,25 +20,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from rich.console import Console
 from rich.table import Table
 
 from model import weights
 from model.config import QWEN2_5_1_5B, ModelConfig
-from model.lora import LoraConfig, init_lora, parameters
+from model.lora import LINEARS, LoraConfig, init_lora, parameters
 from rollout.distribution import Sampling
 from rollout.episode import RowId
-from rollout.policy import Policy, Request
+from rollout.policy import Policy, Reply, Request
+from rollout.sampler import over_cells
+from rollout.scorer import selected_logp
 from rollout.setup import BUILTIN, BUILTINS, stack
+from rollout.trace import kind_of, read_kernels
 
-KINDS = {
-    "product": ("gemm", "gemv", "dot", "cutlass", "cublas", "nvjet", "matmul"),
-    "attention": ("flash", "attention", "fmha", "softmax"),
-    "copy": ("copy", "memcpy", "memset", "dynamic_update", "dynamic-update", "transpose", "concatenate"),
-    "random": ("rng", "threefry", "random"),
-    "reduction": ("reduce",),
-}
-"""Kinds of kernel, by what their names hold; the first that fits."""
+CHECKED_ROWS = 8
+"""Rows of each cell whose log-probs are compared with the training forward's."""
 
 
 class AnyIds:
@@ -56,6 +54,19 @@ class AnyIds:
         return np.ones(vocab, bool)
 
 
+def busy_lora(seed: int, sizes: ModelConfig, config: LoraConfig) -> Any:
+    """An adapter whose B isn't zero, as after training: nothing can be left out, and a wrong product shows."""
+
+    def one(key: jax.Array) -> Any:
+        keys = dict(zip(LINEARS, jax.random.split(key, len(LINEARS))))
+        return {
+            name: {"a": pair["a"], "b": 0.02 * jax.random.normal(keys[name], pair["b"].shape, jnp.float32)}
+            for name, pair in init_lora(key, sizes, config).items()
+        }
+
+    return jax.jit(one)(jax.random.key(seed))
+
+
 def make_policy(args: argparse.Namespace) -> Policy:
     """A policy of the asked shape with adapters that do something."""
     dtype = jnp.dtype(args.dtype or ("bfloat16" if args.preset == "qwen2.5-1.5b" else "float32"))
@@ -65,9 +76,8 @@ def make_policy(args: argparse.Namespace) -> Policy:
         sizes = QWEN2_5_1_5B if args.preset == "qwen2.5-1.5b" else weights.load_config(BUILTIN)
         graph, base = weights.random_base(sizes, 0, dtype)
     lora_config = LoraConfig(args.rank, 2.0 * args.rank)
-    one = jax.jit(lambda key: init_lora(key, sizes, lora_config))
-    lora = stack([one(jax.random.key(x)) for x in range(args.cells)])
-    prompt_slots = -(-args.prompt_tokens // 32) * 32
+    lora = stack([busy_lora(x, sizes, lora_config) for x in range(args.cells)])
+    prompt_slots = args.prompt_slots or -(-args.prompt_tokens // 32) * 32
     return Policy(
         sizes,
         graph,
@@ -126,9 +136,9 @@ def floor_bytes(sizes: ModelConfig, dtype: jnp.dtype, args: argparse.Namespace) 
 
 
 def measure(policy: Policy, args: argparse.Namespace) -> dict[str, Any]:
-    """Medians and ranges of `repeats` calls, after one that compiles."""
+    """Medians, ranges and all values of `repeats` calls, after one that compiles."""
     asked, sampling = requests_of(policy, args), Sampling(args.temperature, args.top_p)
-    policy.sample(asked, sampling)
+    replies = policy.sample(asked, sampling)
     prefill, decode = [], []
     for _ in range(args.repeats):
         before = dict(policy.seconds)
@@ -141,23 +151,59 @@ def measure(policy: Policy, args: argparse.Namespace) -> dict[str, Any]:
     floor_ms = 1e3 * floor_bytes(policy.config, dtype, args) / speed
     rows = args.cells * args.rows
     step_ms = statistics.median(decode)
+    device = jax.local_devices()[0]
+    peak = (device.memory_stats() or {}).get("peak_bytes_in_use", 0) / 2**30
     return {
-        "device": jax.local_devices()[0].device_kind,
+        "device": device.device_kind,
         "jax": jax.__version__,
         "cells": args.cells,
         "rows": args.rows,
         "prompt_tokens": args.prompt_tokens,
         "new_tokens": args.new_tokens,
         "top_p": args.top_p,
-        "prefill_s": {"median": statistics.median(prefill), "range": [min(prefill), max(prefill)]},
+        "prefill_s": spread(prefill),
         "prefill_tokens_per_s": rows * args.prompt_tokens / statistics.median(prefill),
-        "decode_ms_per_step": {"median": step_ms, "range": [min(decode), max(decode)]},
+        "decode_ms_per_step": spread(decode),
         "decode_tokens_per_s": rows / step_ms * 1e3,
         "bandwidth_gb_per_s": speed / 1e9,
         "decode_floor_ms": floor_ms,
         "bandwidth_share": floor_ms / step_ms,
+        "peak_gib": peak,  # read before the comparison, which needs room of its own
+        **logp_gap(policy, asked, replies, sampling),
         "compiles_s": {"x".join(map(str, key)): seconds for key, seconds in policy.compiles.items()},
     }
+
+
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """How measured values are reported."""
+    return {"median": statistics.median(values), "range": [min(values), max(values)], "runs": list(values)}
+
+
+def logp_gap(
+    policy: Policy, asked_X: Sequence[Sequence[Request]], replies_X: Sequence[Sequence[Reply]], sampling: Sampling
+) -> dict[str, float]:
+    """Mean and largest |log-prob in the training forward - log-prob when sampled|, nats, over CHECKED_ROWS a cell."""
+    asked_X, replies_X = ([rows[:CHECKED_ROWS] for rows in rows_X] for rows_X in (asked_X, replies_X))
+    pairs_X = [zip(asked, said) for asked, said in zip(asked_X, replies_X)]
+    tokens = np.array([[[*q.prompt_tokens, *r.tokens] for q, r in pairs] for pairs in pairs_X])
+    select_BT = np.zeros(tokens.shape[1:], bool)
+    select_BT[:, len(asked_X[0][0].prompt_tokens) :] = True  # prompts are of one length, and replies are forced to be
+    select_M = np.flatnonzero(select_BT)
+    scale_B = jnp.array([q.scale * policy.lora_scale for q in asked_X[0]], jnp.float32)
+
+    def run(base, lora, tokens, shape):
+        model = nnx.merge(policy.graph, base)
+
+        def cell(lora, tokens_BT):
+            return selected_logp(model, lora, scale_B, tokens_BT, select_M, shape, policy.allowed_V, remat=False)
+
+        return over_cells(cell)(lora, tokens)
+
+    args = (policy.base, policy.lora, jnp.asarray(tokens, jnp.int32), sampling.arrays())
+    (compiled,) = policy.executable(("score", *tokens.shape), lambda: [(jax.jit(run).lower(*args), True)])
+    drawn_XM = np.array([np.concatenate([r.logp for r in said]) for said in replies_X])
+    gap_XM = np.abs(np.asarray(compiled(*args)) - drawn_XM)
+    return {"sampling_logp_gap": float(gap_XM.mean()), "sampling_logp_gap_max": float(gap_XM.max())}
 
 
 def trace_kernels(policy: Policy, args: argparse.Namespace, folder: Path) -> list[tuple[str, float, int]]:
@@ -166,30 +212,6 @@ def trace_kernels(policy: Policy, args: argparse.Namespace, folder: Path) -> lis
         policy.sample(requests_of(policy, args), Sampling(args.temperature, args.top_p))
     files = sorted(folder.rglob("perfetto_trace.json.gz"))
     return read_kernels(files[-1]) if files else []
-
-
-def read_kernels(file: Path) -> list[tuple[str, float, int]]:
-    """Kernels of the device's streams in a Perfetto file; none where the trace has no device (a CPU)."""
-    with gzip.open(file) as opened:
-        events = json.load(opened)["traceEvents"]
-    devices = {e["pid"] for e in events if e.get("name") == "process_name" and "/device:" in e["args"]["name"]}
-    streams = {
-        (e["pid"], e["tid"])
-        for e in events
-        if e.get("name") == "thread_name" and e["pid"] in devices and "Stream" in e["args"]["name"]
-    }
-    total: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
-    for event in events:
-        if event.get("ph") == "X" and (event["pid"], event["tid"]) in streams:
-            total[event["name"]][0] += event.get("dur", 0.0) / 1e3
-            total[event["name"]][1] += 1
-    return sorted(((name, ms, int(count)) for name, (ms, count) in total.items()), key=lambda k: -k[1])
-
-
-def kind_of(kernel: str) -> str:
-    """What a kernel does, as far as its name tells."""
-    name = kernel.lower()
-    return next((kind for kind, parts in KINDS.items() if any(part in name for part in parts)), "elementwise, other")
 
 
 def show(found: dict[str, Any], kernels: list[tuple[str, float, int]], console: Console) -> None:
@@ -205,6 +227,8 @@ def show(found: dict[str, Any], kernels: list[tuple[str, float, int]], console: 
         f"{found['decode_tokens_per_s']:,.0f} tokens/s\n"
         f"floor   {found['decode_floor_ms']:.3f} ms a step at {found['bandwidth_gb_per_s']:,.0f} GB/s: decode reaches "
         f"{found['bandwidth_share']:.0%} of the memory's speed\n"
+        f"log-probs sampled against the training forward's: {found['sampling_logp_gap']:.4f} nats apart, at most "
+        f"{found['sampling_logp_gap_max']:.4f}\n"
         f"compiled {', '.join(f'{k} in {s:.1f} s' for k, s in found['compiles_s'].items())}",
         markup=False,
         soft_wrap=True,
@@ -228,11 +252,8 @@ def show(found: dict[str, Any], kernels: list[tuple[str, float, int]], console: 
         console.print(table)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """The exit status: 0, or 2 for a user's error."""
-    parser = argparse.ArgumentParser(
-        prog="python -m rollout.profile", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def shape_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of `make_policy`: which model, and how many rows of what length (bench.gradient takes them too)."""
     parser.add_argument("--preset", default="tiny", choices=["tiny", "qwen2.5-1.5b"], help="shape of random weights")
     parser.add_argument("--model", help="real weights instead: builtin, builtin-hard, a directory or a hub id")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="by default bfloat16 at the 1.5B shape")
@@ -240,11 +261,20 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--cells", type=int, default=1, help="adapters side by side")
     parser.add_argument("--rows", type=int, default=32, help="rows of each cell")
     parser.add_argument("--prompt-tokens", type=int, default=640)
+    parser.add_argument("--prompt-slots", type=int, help="bucket the prompts are padded to; default: the next of 32")
     parser.add_argument("--new-tokens", type=int, default=384)
     parser.add_argument("--temperature", type=float, default=0.9)
-    parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--repeats", type=int, default=3, help="timed calls")
     parser.add_argument("--plain", action="store_true", help="decode by the plain forward on a GPU too")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The exit status: 0, or 2 for a user's error."""
+    parser = argparse.ArgumentParser(
+        prog="python -m rollout.profile", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    shape_flags(parser)
+    parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--no-trace", action="store_true")
     parser.add_argument("--trace", type=Path, help="keep the trace in this directory")
     parser.add_argument("--out", type=Path, help="write the numbers here as JSON")

@@ -4,10 +4,13 @@ import argparse
 import gzip
 import json
 
+import jax
 import jax.numpy as jnp
 
 from model.config import ModelConfig
-from rollout import profile
+from rollout import profile, trace
+from rollout.distribution import Sampling
+from tests import tiny
 
 
 def test_kernels_are_those_of_the_devices_streams(tmp_path):
@@ -26,7 +29,7 @@ def test_kernels_are_those_of_the_devices_streams(tmp_path):
     ]
     file = tmp_path / "perfetto_trace.json.gz"
     file.write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))
-    assert profile.read_kernels(file) == [("gemm_1", 2.0, 2), ("fusion_2", 0.25, 1)]
+    assert trace.read_kernels(file) == [("gemm_1", 2.0, 2), ("fusion_2", 0.25, 1)]
 
 
 def test_kinds_by_name():
@@ -38,7 +41,7 @@ def test_kinds_by_name():
         "input_reduce_fusion": "reduction",
         "loop_add_fusion": "elementwise, other",
     }
-    assert {name: profile.kind_of(name) for name in kinds} == kinds
+    assert {name: trace.kind_of(name) for name in kinds} == kinds
 
 
 def test_the_least_a_step_reads_by_hand():
@@ -51,12 +54,26 @@ def test_the_least_a_step_reads_by_hand():
     assert profile.floor_bytes(sizes, jnp.bfloat16, args) == 2 * (sizes.parameters + 2 * adapter + cache)
 
 
+def test_log_probs_of_other_weights_are_found_out():
+    """Scored with the adapters that sampled them, replies agree; with another's, they don't."""
+    policy = tiny.policy(tiny.adapters([1, 2]), rows=(2,), force_length=True, prompt_buckets=(32,))
+    args = argparse.Namespace(cells=2, rows=2, prompt_tokens=5, new_tokens=6)
+    asked, sampling = profile.requests_of(policy, args), Sampling(0.8, top_p=0.9)
+    replies = policy.sample(asked, sampling)
+    assert profile.logp_gap(policy, asked, replies, sampling)["sampling_logp_gap_max"] < 1e-4
+    policy.lora = jax.tree.map(lambda leaf: leaf[::-1], policy.lora)
+    assert profile.logp_gap(policy, asked, replies, sampling)["sampling_logp_gap"] > 0.1
+
+
 def test_the_command_on_the_built_in_shape(tmp_path, capsys):
-    sizes = "--rows 2 --prompt-tokens 32 --new-tokens 32 --repeats 2 --rank 2".split()
+    sizes = "--rows 2 --prompt-tokens 30 --prompt-slots 64 --new-tokens 32 --repeats 2 --rank 2".split()
     assert profile.main([*sizes, "--out", str(tmp_path / "p.json")]) == 0
     printed = capsys.readouterr().out
-    assert "ms a step" in printed and "compiled 1x2x32x32xFalse" in printed
+    assert "ms a step" in printed and "compiled 1x2x64x32xFalse" in printed
     found = json.loads((tmp_path / "p.json").read_text())
     assert found["decode_ms_per_step"]["range"][0] <= found["decode_ms_per_step"]["median"]
+    runs = found["prefill_s"]["runs"]
+    assert len(runs) == 2 and [min(runs), max(runs)] == found["prefill_s"]["range"]
+    assert 0 < found["sampling_logp_gap"] <= found["sampling_logp_gap_max"] < 1e-4
     assert found["decode_tokens_per_s"] > 0 and found["bandwidth_gb_per_s"] > 0
     assert profile.main(["--model", str(tmp_path)]) == 2 and "error:" in capsys.readouterr().err

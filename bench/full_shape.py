@@ -40,6 +40,9 @@ class CoinGrader:
         self.rng, self.replays_X, self.rounds = np.random.default_rng(0), replays_X, rounds
         self.calls = 0
 
+    def ahead(self, pairs):
+        """Nothing to begin early: a coin is quick."""
+
     def grade(self, pairs):
         grades = self.rng.integers(0, 2, len(pairs)).astype(float)
         if any(self.replays_X) and self.calls < self.rounds - 1:

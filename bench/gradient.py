@@ -9,12 +9,16 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from model import folded
+from model.remat import Remat
 from rl.batch import Row, pack
+from rl.memory import free_bytes, plan_memory
 from rl.update import Learner, OptimConfig
 from rollout.distribution import Sampling
 from rollout.episode import Utterance
@@ -39,6 +43,9 @@ def rows_of(args: argparse.Namespace, vocab: int) -> list[Row]:
 
 def measure(policy: Policy, args: argparse.Namespace) -> dict:
     """Seconds of `repeats` calls after one that compiles, s; peak memory, GiB; the gradient's norm."""
+    width = args.prompt_tokens + args.new_tokens
+    dtype = jax.tree.leaves(policy.base)[0].dtype.name
+    plan = plan_memory(args.remat, free_bytes(), policy.config, dtype, args.rank, args.cells, args.rows * width)
     learner = Learner(
         graph=policy.graph,
         base=policy.base,
@@ -46,9 +53,8 @@ def measure(policy: Policy, args: argparse.Namespace) -> dict:
         allowed_V=policy.allowed_V,
         config=OptimConfig(lr=1e-4, steps=80),
         sampling=Sampling(args.temperature),
-        remat=not args.keep,
+        remat=plan.remat,
     )
-    width = args.prompt_tokens + args.new_tokens
     rows_X = [rows_of(args, policy.config.vocab) for _ in range(args.cells)]
     (batch,) = pack(rows_X, args.rows, (width,)).batches
     grads, _ = learner.accumulate(policy.lora, jax.tree.map(jnp.zeros_like, policy.lora), batch)
@@ -64,6 +70,7 @@ def measure(policy: Policy, args: argparse.Namespace) -> dict:
     return {
         "device": device.device_kind,
         "jax": jax.__version__,
+        "remat": plan.remat,
         "rows": args.rows,
         "tokens": width,
         "gradient_s": spread(seconds),
@@ -77,9 +84,10 @@ def main(argv: list[str] | None = None) -> int:
     """The exit status: 0, or 1 where the gradient is zero or not finite."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     shape_flags(parser)
-    parser.add_argument("--keep", action="store_true", help="keep activations instead of recomputing them (no remat)")
+    parser.add_argument("--remat", choices=get_args(Remat), help="by default what the memory allows, as in training")
     parser.add_argument("--out", type=Path, help="write the numbers here as JSON")
     args = parser.parse_args(argv)
+    folded.FOLD = not args.plain
     found = measure(make_policy(args), args)
     print(json.dumps(found))
     if args.out:

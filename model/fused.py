@@ -1,4 +1,5 @@
-"""One token a row, all cells at once: the decode step's forward on a GPU, seven kernels a layer (model.kernels).
+"""One token a row, all cells at once: the decode step's forward on a GPU, seven kernels a layer: XLA's
+own for gate and up, and six of ours (model.kernels, model.decode_attention).
 
 The plain forward starts twenty small kernels a layer and reads the whole cache. Here base and adapters are laid out
 once a call as the kernels read them; what they compute is `Qwen2.hidden` up to rounding (tested). The plain forward
@@ -12,9 +13,11 @@ import jax
 import jax.numpy as jnp
 
 from model.config import ModelConfig
-from model.kernels import Norm, Rows, Tile, Tiles, Update, attention, join, product, room_for_heads, swiglu
+from model.decode_attention import attention, room_for_heads
+from model.kernels import Norm, Update, join, product, swiglu
 from model.lora import Lora, by_layer
 from model.qwen2 import Cache, Qwen2, rms_norm, rope_angles
+from model.tiles import FEW, MANY, MOST_FEW, Rows, Tile, Tiles
 
 PROGRAMS = 132
 """Multiprocessors of the GPU the tiles were measured on; attention is split until there is work for each."""
@@ -25,9 +28,9 @@ SHARED_BYTES = 227_000
 
 
 class Layer(NamedTuple):
-    """One layer. Weights are [out, in]; the norms' weights are in `qkv`, `gate_up` and their A. `gate_up` holds gate, up,
-    and A of gate and up of every cell below each other, `gate_up_b` [2, X' r, F] their B; `down` the base and every
-    cell's A."""
+    """One layer. Weights are [out, in]; the norms' weights are in `qkv`, `gate_up` and their A. `gate_up` holds gate,
+    up, and A of gate and up of every cell below each other, `gate_up_b` [2, X' r, F] their B; `down` the base and
+    every cell's A."""
 
     qkv: jax.Array
     bias: jax.Array | None
@@ -65,8 +68,10 @@ def fits(config: ModelConfig, dtype: Any) -> bool:
     return head_fits and config.width % 128 == 0 and config.mlp % 256 == 0
 
 
-def plan_of(config: ModelConfig, cells: int, batch: int, rank: int, tiles: Tiles = Tiles()) -> Plan:
-    """The plan for X cells of B rows. Small shapes (tests) get smaller tiles."""
+def plan_of(config: ModelConfig, cells: int, batch: int, rank: int, tiles: Tiles | None = None) -> Plan:
+    """The plan for X cells of B rows; `tiles` None: by how many rows they are. Small shapes get smaller tiles."""
+    if tiles is None:
+        tiles = FEW if cells * batch <= MOST_FEW else MANY
     rows = Rows(cells, batch, max(16, _ceil2(batch)), max(16, _ceil2(rank)), tiles.rows)
 
     def shrink(tile: Tile | None, columns: int, depth: int, low: int = 0) -> Tile | None:
@@ -83,13 +88,12 @@ def plan_of(config: ModelConfig, cells: int, batch: int, rank: int, tiles: Tiles
         tiles,
         qkv=shrink(tiles.qkv, keys, config.width, rows.width),
         out=shrink(tiles.out, config.width, config.heads * config.head_dim, rows.width),
-        gate_up=shrink(tiles.gate_up, config.mlp, config.width),
         swiglu=shrink(tiles.swiglu, config.mlp, config.mlp),
         down=shrink(tiles.down, config.width, config.mlp // splits),
         join=shrink(tiles.join, config.width, config.width),
         down_splits=splits,
     )
-    splits = tiles.splits or max(1, min(4, PROGRAMS // 2 // (cells * batch * config.kv_heads)))
+    splits = tiles.splits or max(1, min(4, 2 * PROGRAMS // (cells * batch * config.kv_heads)))
     return Plan(rows, tiles, splits)
 
 
@@ -150,7 +154,7 @@ def fuse(model: Qwen2, lora: Lora, scale_XB: jax.Array, plan: Plan) -> Fused:
                 qkv_update=Update(qkv_a, jnp.concatenate(low_b(*qkv), axis=1), scale),
                 out=base(attn.o_proj)[0],
                 out_update=Update(low_a("o_proj"), low_b("o_proj")[0], scale),
-                gate_up=_tall(_normed(wide, norm_mid), tiles.gate_up),
+                gate_up=_normed(wide, norm_mid),
                 gate_up_b=jnp.stack(low_b(*gate_up)),
                 down=_tall(jnp.concatenate([*base(mlp.down_proj), *low_a("down_proj")]), tiles.down),
                 down_b=low_b("down_proj")[0],
@@ -171,8 +175,8 @@ def fused_hidden(
 ) -> tuple[jax.Array, Cache]:
     """Final hidden states [X, B, D] of one token a row, and the cache with it written at `slot`.
 
-    `first_XB` is the first slot a row sees (its padding ends there; `slot` for a row whose sample nobody wants), `pad_XB`
-    where its positions count from; cache leaves [X B, K, S, C].
+    `first_XB` is the first slot a row sees (its padding ends there; `slot` for a row whose sample nobody wants),
+    `pad_XB` where its positions count from; cache leaves [X B, K, S, C].
     """
     rows, c = plan.rows, config
     missing = ((0, rows.slots - rows.cells), (0, rows.padded - rows.real), (0, 0))
@@ -201,22 +205,15 @@ def project(c: ModelConfig, plan: Plan, layer: Layer, x: jax.Array, squares: jax
 
 def attend(c: ModelConfig, plan: Plan, layer: Layer, x, qkv, rope, first, at, layer_cache):
     """((x + attention of qkv [M, D], its squares), the layer's cache); rope, first and at as in kernels.attention."""
-    seen, layer_cache = attention(
-        plan.rows, plan.tiles.slots, plan.splits, c.heads, qkv, rope, first, at, layer_cache
-    )
+    seen, layer_cache = attention(plan.rows, plan.tiles.slots, plan.splits, c.heads, qkv, rope, first, at, layer_cache)
     tiles = plan.tiles.out
-    return product(
-        plan.rows, tiles, "out", seen, layer.out, c.width, update=layer.out_update, residual=x
-    ), layer_cache
+    return product(plan.rows, tiles, "out", seen, layer.out, c.width, update=layer.out_update, residual=x), layer_cache
 
 
 def feed_forward(c: ModelConfig, plan: Plan, layer: Layer, x, squares) -> tuple[jax.Array, jax.Array]:
     """(x + the MLP's output [M, D], its squares)."""
     rows, tiles, low = plan.rows, plan.tiles, plan.rows.slots * plan.rows.rank
-    if tiles.gate_up is None:
-        wide = _dot(x, layer.gate_up)
-    else:
-        wide = product(rows, tiles.gate_up, "gate_up", x, layer.gate_up, 2 * (c.mlp + low))
+    wide = _dot(x, layer.gate_up)  # wide enough for XLA's product to be the fastest there is
     scale = layer.out_update.scale
     h = swiglu(rows, tiles.swiglu, wide, Norm(squares, c.norm_eps), c.width, layer.gate_up_b, scale)
     if tiles.down is None:

@@ -195,7 +195,7 @@ def logp_gap(
         model = nnx.merge(policy.graph, base)
 
         def cell(lora, tokens_BT):
-            return selected_logp(model, lora, scale_B, tokens_BT, select_M, shape, policy.allowed_V, remat=False)
+            return selected_logp(model, lora, scale_B, tokens_BT, select_M, shape, policy.allowed_V, remat="none")
 
         return over_cells(cell)(lora, tokens)
 

@@ -23,7 +23,9 @@ def test_rows_fill_their_batch():
 
 
 def test_what_is_measured():
-    args = argparse.Namespace(cells=1, rows=2, prompt_tokens=8, new_tokens=8, repeats=2, temperature=0.9, keep=True)
+    args = argparse.Namespace(
+        cells=1, rows=2, prompt_tokens=8, new_tokens=8, repeats=2, temperature=0.9, remat=None, rank=4
+    )
     found = gradient.measure(tiny.policy(tiny.adapters([1])), args)
     assert found["tokens"] == 16 and list(found["compiles_s"]) == ["gradient 1x2x16 for 64"]
     assert len(found["gradient_s"]["runs"]) == 2 and 0 < found["grad_norm"] < math.inf

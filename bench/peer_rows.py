@@ -280,6 +280,6 @@ def _peers(places: Places, repeats: int, long_repeats: int, tiny: bool) -> list[
         *(of_tunix(row, flags, read_tunix_decode(row), 60) for row, flags in decode.items()),
         of_tunix("prefill", prefill, read_tunix_prefill, 50),
         of_tunix("gradient", train, read_tunix_gradient, 90),
-        Measurement("hf decode", hf_decode, (hf, "--only-gen"), read_hf_decode, 110, 300, repeats, no_hf),
+        Measurement("hf decode", hf_decode, (hf, "--only-gen"), read_hf_decode, 110, 300, long_repeats, no_hf),
         Measurement("hf step", hf_step, (hf,), read_hf_step, 160, 300, long_repeats, no_hf),
     ]

@@ -1,5 +1,6 @@
 """What the decode kernels share: how rows lie, what a program takes of them, and pieces that kernels are made of."""
 
+import warnings
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -7,6 +8,10 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
+
+# jax 0.11 announces the end of this way to Triton at every compilation; pyproject.toml keeps jax below the version that
+# may end it, so users needn't be told each time.
+warnings.filterwarnings("ignore", message="The Pallas Triton backend is deprecated")
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,7 @@ def test_runs_that_do_not_belong_together(tmp_path):
         shared_settings(players)
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path, capsys):
     run = tmp_path / "run"
     sizes = ("--train-problems", "8", "--heldout-problems", "4", "--problems-per-step", "2", "--show-every", "0")

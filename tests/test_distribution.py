@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rollout import distribution
 from rollout.distribution import Sampling, penalise, shaped_logits, token_logp
 
 ALL = jnp.ones(4, bool)
@@ -37,8 +38,11 @@ def test_barred_ids_have_no_probability():
     np.testing.assert_allclose(got, [0, 3 / 6, 2 / 6, 1 / 6], atol=1e-6)
 
 
+@pytest.mark.parametrize("bits", [1, 3, 5])
 @pytest.mark.parametrize("top_p, top_k", [(0.9, 0), (0.5, 0), (1.0, 7), (0.8, 50), (0.999, 0)])
-def test_the_support_is_that_of_a_full_sort(top_p, top_k):
+def test_the_support_is_that_of_a_full_sort(top_p, top_k, bits, monkeypatch):
+    """However many bits of the floor a reading of the array settles (a CPU one, a GPU three)."""
+    monkeypatch.setattr(distribution, "_bits_at_once", lambda: bits)
     rng = np.random.default_rng(3)
     logits = rng.normal(size=(20, 333)).astype(np.float32) * 3
     got = shaped_logits(jnp.asarray(logits), Sampling(1.0, top_p, top_k).arrays(), jnp.ones(333, bool)) > -1e29

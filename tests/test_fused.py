@@ -20,8 +20,10 @@ def requests(cells, rows):
     ]
 
 
-@pytest.mark.parametrize("sampling", [Sampling(0.9), Sampling(0.9, top_p=0.9)])
-@pytest.mark.parametrize("cells", [1, 3])
+@pytest.mark.parametrize(
+    "cells, sampling",
+    [(3, Sampling(0.9, top_p=0.9)), pytest.param(1, Sampling(0.9), marks=pytest.mark.slow)],
+)
 def test_fused_and_plain_draw_the_same(cells, sampling):
     adapters = tiny.adapters(range(cells))
     plain = tiny.policy(adapters, rows=(4,), fused=False, compile_afresh=True).sample(requests(cells, 4), sampling)

@@ -50,7 +50,7 @@ def test_the_first_round_finds_its_prompts_ready():
         problems_XP = ahead.take()
         assert encoded and all(chat in opening(CELLS, problems_XP) for chat in encoded)
         encoded.clear()
-        play_step(policy, tiny.FakeGrader(), CELLS, problems_XP, 0, Settings(3, 1, 12, Sampling(0.9)))
+        play_step(policy, tiny.FakeGrader(), CELLS, problems_XP, 0, Settings(3, 1, Sampling(0.9)))
     later = [request for call in policy.calls[1:] for requests in call for request in requests]
     assert len(policy.calls[0][0]) == 12 and len(later) == 3 * 24 and len(encoded) <= len(later)
     assert not any(chat in opening(CELLS, problems_XP) for chat in encoded)

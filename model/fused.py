@@ -7,6 +7,7 @@ stays the reference, and serves CPUs, fp32 on a GPU, and shapes that don't divid
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -186,12 +187,17 @@ def fused_hidden(
     state = x, jnp.square(x.astype(jnp.float32)).sum(axis=1)[None]
     out = []
     for layer, layer_cache in zip(fused.layers, cache, strict=True):
-        qkv = project(c, plan, layer, *state)
-        state, layer_cache = attend(c, plan, layer, state[0], qkv, rope, first, at, layer_cache)
-        state = feed_forward(c, plan, layer, *state)
+        state, layer_cache = _layer(c, plan, layer, state, rope, first, at, layer_cache)
         out.append(layer_cache)
     hidden = rms_norm(state[0], fused.norm, c.norm_eps).reshape(rows.slots, rows.padded, c.width)
     return hidden[: rows.cells, : rows.real], out
+
+
+@partial(jax.jit, static_argnums=(0, 1))  # so that one layer is traced and lowered, and not all of them
+def _layer(c: ModelConfig, plan: Plan, layer: Layer, state, rope, first, at, layer_cache):
+    qkv = project(c, plan, layer, *state)
+    state, layer_cache = attend(c, plan, layer, state[0], qkv, rope, first, at, layer_cache)
+    return feed_forward(c, plan, layer, *state), layer_cache
 
 
 def project(c: ModelConfig, plan: Plan, layer: Layer, x: jax.Array, squares: jax.Array) -> jax.Array:

@@ -124,17 +124,19 @@ def weigh_evidence(
     policy: Policy, readings_X: Sequence[Reading], boards_X: Sequence[list[tuple[int, ...]]]
 ) -> list[np.ndarray]:
     """Per cell [E, U, 2^notes]: log p(gold and the closing brace | the reader's prompt with that board, TEMPLATE)."""
-    rows_X, places_X = [], []
+    asked_X, places_X = [], []
     for reading, boards in zip(readings_X, boards_X, strict=True):
-        rows, places = [], []
+        asked, places = [], []
         for e, episode in enumerate(reading.episodes):
             for board in boards:
                 task = showing(reading.task, board)
                 for reader, u in enumerate(task.answers):
-                    rows.append(_forced(policy, episode, task, u))
+                    asked.append((episode, task, u))
                     places.append((e, u, board[reader]))
-        rows_X.append(rows)
+        asked_X.append(asked)
         places_X.append(places)
+    prompts = iter(policy.text.encode([_prompt(*one) for asked in asked_X for one in asked]))
+    rows_X = [[_forced(policy, *one, next(prompts)) for one in asked] for asked in asked_X]
     out = []
     for reading, places, logps in zip(readings_X, places_X, score(policy, rows_X), strict=True):
         values = _empty(reading)
@@ -212,14 +214,17 @@ def _on_own_boards(reading: Reading, values: np.ndarray) -> np.ndarray:
     return own
 
 
-def _forced(policy: Policy, episode: Episode, task: Task, u: int) -> Forced:
+def _prompt(episode: Episode, task: Task, u: int) -> list[dict[str, str]]:
+    """What reader u is told, for the chat template."""
+    return task.render(episode.plan.problem, u, {v: episode.utterances[v].text for v in task.turns[u].reads})
+
+
+def _forced(policy: Policy, episode: Episode, task: Task, u: int, prompt_tokens: list[int]) -> Forced:
     """Reader u's prompt, the template, and the gold with its closing brace."""
     plan, tokenizer = episode.plan, policy.tokenizer
-    heard = {v: episode.utterances[v].text for v in task.turns[u].reads}
     before = tokenizer.encode_text(TEMPLATE)
     whole = tokenizer.encode_text(f"{TEMPLATE}{plan.problem.answer}}}")
     # The template's last pieces may merge with the gold's first; what the two have in common is the prompt.
     common = next((i for i, (a, b) in enumerate(zip(before, whole, strict=False)) if a != b), len(before))
-    prompt = [*tokenizer.encode_chat(task.render(plan.problem, u, heard)), *whole[:common]]
     name = f"problem {plan.problem.id}, evidence for turn {u}"
-    return Forced(name, prompt, whole[common:], plan.adapter[task.turns[u].agent])
+    return Forced(name, [*prompt_tokens, *whole[:common]], whole[common:], plan.adapter[task.turns[u].agent])

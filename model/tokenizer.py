@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,8 @@ class ChatTokenizer:
         added = {one.content: id_ for id_, one in self._whole.get_added_tokens_decoder().items()}
         self._control = {text: id_ for text, id_ in added.items() if text != self._hf.unk_token or id_ in self._eos()}
         self._control_ids = frozenset(self._control.values())
+        self._ordinary = self._has_token.copy()
+        self._ordinary[list(self._control_ids)] = False
         longest_first = sorted(self._control, key=len, reverse=True)
         self._cut = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._pieces: dict[tuple[str, ...], list[Piece]] = {}
@@ -85,53 +88,77 @@ class ChatTokenizer:
         return cls(resolve(path_or_hub_id, revision))
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Ids of a prompt that ends where the assistant is to speak.
+        """`encode_chats` of one."""
+        return self.encode_chats([messages])[0]
+
+    def encode_chats(self, chats: Sequence[Sequence[Message]]) -> list[list[int]]:
+        """Ids of prompts that end where the assistant is to speak, in one call that runs on all cores.
 
         Raises TokenizerError when the template refuses these roles, and when a content would become control.
         """
-        roles = tuple(message["role"] for message in messages)
-        if roles not in self._pieces:
-            self._pieces[roles] = self._render_pieces(roles)
-        contents = [
-            message["content"].strip() if message["role"] in self._stripped else message["content"]
-            for message in messages
+        filled = [self._filled(chat) for chat in chats]
+        texts = list(dict.fromkeys(part for parts in filled for part in parts if isinstance(part, str)))
+        ids = dict(zip(texts, self._encode(texts), strict=True))
+        return [
+            list(chain.from_iterable(ids[part] if isinstance(part, str) else (part,) for part in parts))
+            for parts in filled
         ]
-        out: list[int] = []
-        for piece in self._pieces[roles]:
-            if isinstance(piece, int):
-                out.append(piece)
-            else:
-                out += self.encode_text("".join(contents[part] if isinstance(part, int) else part for part in piece))
-        return out
 
     def encode_text(self, text: str) -> list[int]:
         """Ids of ordinary text. Raises TokenizerError if one of them were control (no known tokenizer does that)."""
+        return self._encode([text])[0]
+
+    def _encode(self, texts: list[str]) -> list[list[int]]:
         # JSON may hold half of a surrogate pair ("\ud83d"), which has no UTF-8; it becomes "?".
-        ids = self._text.encode(text.encode("utf-8", "replace").decode("utf-8"), add_special_tokens=False).ids
-        if not self._control_ids.isdisjoint(ids):
-            forged = [self._whole.id_to_token(id_) for id_ in ids if id_ in self._control_ids]
-            raise TokenizerError(
-                f"{self.directory}: ordinary text became the control token {forged[0]!r}: {text[:80]!r}"
-            )
-        return ids
+        plain = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
+        found = [one.ids for one in self._text.encode_batch_fast(plain, add_special_tokens=False)]
+        for text, ids in zip(texts, found, strict=True):
+            if not self._control_ids.isdisjoint(ids):
+                forged = [self._whole.id_to_token(id_) for id_ in ids if id_ in self._control_ids]
+                raise TokenizerError(
+                    f"{self.directory}: ordinary text became the control token {forged[0]!r}: {text[:80]!r}"
+                )
+        return found
+
+    def _filled(self, messages: Sequence[Message]) -> list[int | str]:
+        """A chat as control tokens' ids and the texts between them."""
+        roles = tuple(message["role"] for message in messages)
+        if roles not in self._pieces:
+            self._pieces[roles] = self._render_pieces(roles)
+        contents = [m["content"].strip() if m["role"] in self._stripped else m["content"] for m in messages]
+        return [
+            piece if isinstance(piece, int) else "".join(contents[p] if isinstance(p, int) else p for p in piece)
+            for piece in self._pieces[roles]
+        ]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of sampled ids up to the first end of turn, which is left out.
+        """`decode_all` of one."""
+        return self.decode_all([tokens])[0]
+
+    def decode_all(self, replies: Sequence[Sequence[int]]) -> list[str]:
+        """Text of each reply's ids up to its first end of turn, which is left out; one call that runs on all cores.
 
         Other control tokens appear as they are written; bytes that are not UTF-8 and ids without a token are U+FFFD.
         """
-        run: list[int] = []
-        out = ""
-        for token in map(int, tokens):
-            if token in self.end_of_turn:
-                break
-            if 0 <= token < self.base_vocab and self._has_token[token] and token not in self._control_ids:
-                run.append(token)
-                continue
-            out += self._whole.decode(run, skip_special_tokens=False)
-            out += self._whole.id_to_token(token) if token in self._control_ids else UNKNOWN
-            run = []
-        return out + self._whole.decode(run, skip_special_tokens=False)
+        runs_of, literals_of = [], []
+        for reply in replies:
+            ids = np.asarray(reply, np.int64)
+            ends = np.flatnonzero(np.isin(ids, self.end_of_turn))
+            ids = ids[: ends[0]] if len(ends) else ids
+            known = (ids >= 0) & (ids < self.base_vocab)
+            odd = np.flatnonzero(~(known & self._ordinary[np.where(known, ids, 0)]))
+            runs_of.append([run[i > 0 :].tolist() for i, run in enumerate(np.split(ids, odd))])
+            literals_of.append([self._written(int(id_)) for id_ in ids[odd]])
+        texts = iter(self._whole.decode_batch([run for runs in runs_of for run in runs], skip_special_tokens=False))
+        out = []
+        for runs, literals in zip(runs_of, literals_of, strict=True):
+            parts = [next(texts) for _ in runs]
+            out.append(parts[0] + "".join(map("".join, zip(literals, parts[1:], strict=True))))
+        return out
+
+    def _written(self, token: int) -> str:
+        """An id that isn't ordinary."""
+        return self._whole.id_to_token(token) if token in self._control_ids else UNKNOWN
 
     def sampleable(self, vocab_size: int) -> np.ndarray:
         """[V] bool: ids with a token, so False for the rows that only pad the embedding.

@@ -44,11 +44,11 @@ class AnyIds:
 
     end_of_turn = ()
 
-    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
+    def encode_chats(self, chats: Sequence[list[dict[str, str]]]) -> list[list[int]]:
         raise NotImplementedError("prompts are made of random ids")
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        return ""
+    def decode_all(self, replies: Sequence[Sequence[int]]) -> list[str]:
+        return [""] * len(replies)
 
     def sampleable(self, vocab: int) -> np.ndarray:
         return np.ones(vocab, bool)

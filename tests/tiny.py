@@ -35,6 +35,12 @@ class ByteTokenizer:
             out += [START, *message["content"].encode(), END]
         return [*out, START]
 
+    def encode_chats(self, chats):
+        return [self.encode_chat(chat) for chat in chats]
+
+    def decode_all(self, replies):
+        return [self.decode(reply) for reply in replies]
+
     def decode(self, tokens):
         return bytes(t for t in np.asarray(tokens).tolist() if t < 256).decode(errors="replace")
 

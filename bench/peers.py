@@ -196,6 +196,10 @@ def begin(args: argparse.Namespace) -> dict[str, Any]:
     }
     if args.out.exists():
         kept = json.loads(args.out.read_text())
+        # The peers' wheels may come with a later call.
+        known, now = kept["versions"], record["versions"]
+        known.update({name: version for name, version in now.items() if known.get(name, "absent") == "absent"})
+        record["versions"] = known | {name: version for name, version in now.items() if version != "absent"}
         for name in ("commit", "versions", "repeats", "tiny"):
             if kept[name] != record[name]:
                 raise ValueError(f"{args.out} has {name} {kept[name]} and this is {record[name]}; name another --out")

@@ -238,3 +238,18 @@ def test_two_rows_in_small(tmp_path):
         "gradient ours": "ok",
     }
     assert "exit" not in out.with_suffix(".md").read_text()
+
+
+def test_a_later_call_may_bring_the_peers_but_not_another_jax(tmp_path, monkeypatch, capsys):
+    out = str(tmp_path / "r.json")
+    command = ["--tiny", "--out", out, "--only", "methods", "--commit", "a", "--budget-s", "0"]
+    for versions, status in (
+        ({"jax": "1", "tunix": "absent"}, 0),
+        ({"jax": "1", "tunix": "0.1.7"}, 0),
+        ({"jax": "1", "tunix": "absent"}, 0),  # a call that measures only ours
+        ({"jax": "2", "tunix": "0.1.7"}, 2),
+        ({"jax": "1", "tunix": "0.1.8"}, 2),
+    ):
+        monkeypatch.setattr(peers, "versions", lambda wheels, versions=versions: versions)
+        assert peers.main(command) == status, versions
+    assert json.loads((tmp_path / "r.json").read_text())["versions"] == {"jax": "1", "tunix": "0.1.7"}

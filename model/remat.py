@@ -2,8 +2,8 @@
 
 `none` keeps all that the backward pass asks for; `all` keeps each layer's input and runs the layer again, a third more
 work; `products` keeps what came out of large products and of attention, and computes norms, RoPE's and SwiGLU's
-elementwise parts again, which costs no product. On an accelerator it is also faster than `none`, since elementwise
-work in a fused kernel is cheaper than writing its result to memory and reading it back.
+elementwise parts again, which costs no product. On an accelerator it should also be faster than `none`, since
+elementwise work in a fused kernel is cheaper than writing its result to memory and reading it back (not measured).
 """
 
 from collections.abc import Callable

@@ -193,7 +193,6 @@ def play_graded(
 
     The grader's workers begin with a turn as soon as it is said, while other rounds are sampled.
     """
-    # A stand-in for the grader may grade only when asked.
     episodes_XE = play(policy, plans_XE, sampling, grader.ahead)
     asked = [(e, u) for episodes in episodes_XE for e in episodes for u in e.plan.task.graded if u not in e.plan.given]
     grades = grader.grade([(e.utterances[u].text, e.plan.problem.answer) for e, u in asked])

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from model.config import ModelConfig
 from model.decode_attention import attention, room_for_heads
 from model.kernels import Norm, Update, join, product, swiglu
-from model.lora import Lora, by_layer
-from model.qwen2 import Cache, Qwen2, rms_norm, rope_angles
+from model.lora import LayerLora, Lora, by_layer
+from model.qwen2 import Block, Cache, Linear, Qwen2, rms_norm, rope_angles
 from model.tiles import FEW, MANY, MOST_FEW, Rows, Tile, Tiles
 
 PROGRAMS = 132
@@ -120,48 +120,48 @@ def _normed(weights: jax.Array, norm: jax.Array) -> jax.Array:
 
 def fuse(model: Qwen2, lora: Lora, scale_XB: jax.Array, plan: Plan) -> Fused:
     """Lay base and adapters (leading axis X) out for decoding: a copy of both, once a call and not once a token."""
-    layers, rows, tiles = [], plan.rows, plan.tiles
+    rows = plan.rows
     scale = jnp.pad(scale_XB, ((0, rows.slots - rows.cells), (0, rows.padded - rows.real))).reshape(-1)
-    extra = ((0, 0), (0, rows.slots - rows.cells), (0, 0), (0, 0))
-    for block, adapter in zip(model.layers, by_layer(lora, axis=1), strict=True):
-        attn, mlp = block.self_attn, block.mlp
-        dtype = attn.q_proj.weight[...].dtype
-
-        norm_in, norm_mid = block.input_layernorm.weight[...], block.post_attention_layernorm.weight[...]
-
-        def base(*linears: Any) -> list[jax.Array]:
-            return [linear.weight[...].T for linear in linears]
-
-        def low_a(*names: str, adapter=adapter, dtype=dtype) -> jax.Array:
-            """[L, X' r, in]."""
-            a = jnp.stack([adapter[name]["a"] for name in names]).astype(dtype)
-            a = jnp.pad(a, (*extra[:3], (0, rows.rank - a.shape[3])))
-            return a.transpose(0, 1, 3, 2).reshape(len(names), -1, a.shape[2])
-
-        def low_b(*names: str, adapter=adapter, dtype=dtype) -> list[jax.Array]:
-            """[X' r, out] of each."""
-            found = [adapter[name]["b"].astype(dtype) for name in names]
-            found = [jnp.pad(b, (extra[1], (0, rows.rank - b.shape[1]), (0, 0))) for b in found]
-            return [b.reshape(-1, b.shape[2]) for b in found]
-
-        qkv, gate_up = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
-        biases = [getattr(attn, name).bias for name in qkv]
-        qkv_a = _normed(low_a(*qkv), norm_in)
-        wide = jnp.concatenate([*base(mlp.gate_proj, mlp.up_proj), *low_a(*gate_up)])
-        layers.append(
-            Layer(
-                qkv=_normed(jnp.concatenate(base(attn.q_proj, attn.k_proj, attn.v_proj)), norm_in),
-                bias=None if biases[0] is None else jnp.concatenate([b[...] for b in biases]),
-                qkv_update=Update(qkv_a, jnp.concatenate(low_b(*qkv), axis=1), scale),
-                out=base(attn.o_proj)[0],
-                out_update=Update(low_a("o_proj"), low_b("o_proj")[0], scale),
-                gate_up=_normed(wide, norm_mid),
-                gate_up_b=jnp.stack(low_b(*gate_up)),
-                down=_tall(jnp.concatenate([*base(mlp.down_proj), *low_a("down_proj")]), tiles.down),
-                down_b=low_b("down_proj")[0],
-            )
-        )
+    pairs = zip(model.layers, by_layer(lora, axis=1), strict=True)
+    layers = [_laid_out(block, adapter, scale, plan) for block, adapter in pairs]
     return Fused(model.embed_tokens[...], layers, model.norm.weight[...])
+
+
+def _laid_out(block: Block, adapter: LayerLora, scale: jax.Array, plan: Plan) -> Layer:
+    attn, mlp, rows = block.self_attn, block.mlp, plan.rows
+    norm_in, norm_mid = block.input_layernorm.weight[...], block.post_attention_layernorm.weight[...]
+    dtype = norm_in.dtype
+
+    def base(*linears: Linear) -> list[jax.Array]:
+        return [linear.weight[...].T for linear in linears]
+
+    def low_a(*names: str) -> jax.Array:
+        """[L, X' r, in]."""
+        a = jnp.stack([adapter[name]["a"] for name in names]).astype(dtype)
+        a = jnp.pad(a, ((0, 0), (0, rows.slots - rows.cells), (0, 0), (0, rows.rank - a.shape[3])))
+        return a.transpose(0, 1, 3, 2).reshape(len(names), -1, a.shape[2])
+
+    def low_b(name: str) -> jax.Array:
+        """[X' r, out]."""
+        b = adapter[name]["b"].astype(dtype)
+        b = jnp.pad(b, ((0, rows.slots - rows.cells), (0, rows.rank - b.shape[1]), (0, 0)))
+        return b.reshape(-1, b.shape[2])
+
+    qkv, gate_up = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
+    biases = [getattr(attn, name).bias for name in qkv]
+    qkv_b = jnp.concatenate([low_b(name) for name in qkv], axis=1)
+    wide = jnp.concatenate([*base(mlp.gate_proj, mlp.up_proj), *low_a(*gate_up)])
+    return Layer(
+        qkv=_normed(jnp.concatenate(base(attn.q_proj, attn.k_proj, attn.v_proj)), norm_in),
+        bias=None if biases[0] is None else jnp.concatenate([b[...] for b in biases]),
+        qkv_update=Update(_normed(low_a(*qkv), norm_in), qkv_b, scale),
+        out=base(attn.o_proj)[0],
+        out_update=Update(low_a("o_proj"), low_b("o_proj"), scale),
+        gate_up=_normed(wide, norm_mid),
+        gate_up_b=jnp.stack([low_b(name) for name in gate_up]),
+        down=_tall(jnp.concatenate([*base(mlp.down_proj), *low_a("down_proj")]), plan.tiles.down),
+        down_b=low_b("down_proj"),
+    )
 
 
 def fused_hidden(

@@ -39,8 +39,7 @@ from model.tiles import (
 
 
 class Norm(NamedTuple):
-    """The scale of an RMS norm whose weight is in W: `squares` [tiles, M] sum to each row's x^2; a power of two of
-    tiles."""
+    """The scale of an RMS norm whose weight is in W: `squares` [tiles, M] sum to each row's x^2."""
 
     squares: jax.Array
     eps: float

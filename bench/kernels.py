@@ -28,7 +28,7 @@ from model.lora import LoraConfig, init_lora
 from model.qwen2 import Qwen2, rope_angles, rotate
 from model.qwen2 import attend as plain_attend
 from model.tiles import FEW, MANY, MOST_FEW, Tile, Tiles
-from rollout.profile import read_kernels
+from rollout.trace import trace_kernels
 
 ODD = ModelConfig(vocab=512, width=384, layers=2, heads=6, kv_heads=2, head_dim=64, mlp=768, qkv_bias=True)
 """Three query heads a key head, three tiles of everything."""
@@ -169,10 +169,7 @@ def time_kernels(config: ModelConfig, cells: int, batch: int, slots: int, tiles:
     token.block_until_ready()
     ms = 1e3 * (time.perf_counter() - started) / steps
     with tempfile.TemporaryDirectory() as scratch:
-        with jax.profiler.trace(scratch, create_perfetto_trace=True):
-            compiled(laid_out, cache)[0].block_until_ready()
-        files = sorted(Path(scratch).rglob("perfetto_trace.json.gz"))
-        kernels = read_kernels(files[-1]) if files else []
+        kernels = trace_kernels(lambda: compiled(laid_out, cache), Path(scratch))
     us = {name: round(1e3 * total / count, 2) for name, total, count in kernels if count >= steps}
     return {"ms": ms, "layers": config.layers, "compile_s": compile_s, "us": us}
 

@@ -17,12 +17,11 @@ from model.config import ModelConfig
 from model.decode_attention import attention, room_for_heads
 from model.kernels import Norm, Update, join, product, swiglu
 from model.lora import LayerLora, Lora, by_layer
-from model.qwen2 import Block, Cache, Linear, Qwen2, rms_norm, rope_angles
+from model.qwen2 import Block, Cache, Linear, Qwen2, half_on_gpu, rms_norm, rope_angles
 from model.tiles import FEW, MANY, MOST_FEW, Rows, Tile, Tiles
 
-PROGRAMS = 132
-"""Multiprocessors of the GPU the tiles were measured on; attention is split until there is work for each."""
-
+MULTIPROCESSORS = 132
+"""Of the GPU the tiles were measured on; attention is split until there are two programs for each."""
 
 SHARED_BYTES = 227_000
 """Shared memory that the stages of a kernel's loads may take on a multiprocessor."""
@@ -63,10 +62,7 @@ class Plan:
 
 def fits(config: ModelConfig, dtype: Any) -> bool:
     """Do the kernels serve this model on this device: in half precision on a GPU, sizes that divide into tiles."""
-    if jax.default_backend() != "gpu" or dtype not in (jnp.bfloat16, jnp.float16):
-        return False
-    head_fits = config.head_dim in (32, 64, 128)
-    return head_fits and config.width % 128 == 0 and config.mlp % 256 == 0
+    return half_on_gpu(dtype) and config.head_dim in (32, 64, 128) and config.width % 128 == 0 and config.mlp % 256 == 0
 
 
 def plan_of(config: ModelConfig, cells: int, batch: int, rank: int, tiles: Tiles | None = None) -> Plan:
@@ -94,7 +90,7 @@ def plan_of(config: ModelConfig, cells: int, batch: int, rank: int, tiles: Tiles
         join=shrink(tiles.join, config.width, config.width),
         down_splits=splits,
     )
-    splits = tiles.splits or max(1, min(4, 2 * PROGRAMS // (cells * batch * config.kv_heads)))
+    splits = tiles.splits or max(1, min(4, 2 * MULTIPROCESSORS // (cells * batch * config.kv_heads)))
     return Plan(rows, tiles, splits)
 
 

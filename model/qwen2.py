@@ -246,8 +246,8 @@ def rotate(x: jax.Array, rope: tuple[jax.Array, jax.Array]) -> jax.Array:
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
 
-def has_flash(dtype: jnp.dtype) -> bool:
-    """Does `attend_causally` keep no T x T scores?"""
+def half_on_gpu(dtype: jnp.dtype) -> bool:
+    """Half precision on a GPU: what flash attention and the decode kernels serve."""
     return jax.default_backend() == "gpu" and dtype in (jnp.bfloat16, jnp.float16)
 
 
@@ -257,7 +257,7 @@ def attend_causally(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     On a GPU in half precision by cuDNN's flash attention, which keeps no T x T scores (for a training pass at the 1.5B
     shape these are most of its memory); elsewhere as `attend`.
     """
-    if has_flash(q.dtype):
+    if half_on_gpu(q.dtype):
         return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
     batch, steps = q.shape[:2]
     seen_TT = jnp.tril(jnp.ones((steps, steps), bool))

@@ -20,7 +20,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from rich.console import Console
 from rich.table import Table
 
@@ -30,10 +29,9 @@ from model.lora import LINEARS, LoraConfig, init_lora, parameters
 from rollout.distribution import Sampling
 from rollout.episode import RowId
 from rollout.policy import Policy, Reply, Request
-from rollout.sampler import over_cells
-from rollout.scorer import selected_logp
+from rollout.scorer import Forced, score
 from rollout.setup import BUILTIN, BUILTINS, stack
-from rollout.trace import kind_of, read_kernels
+from rollout.trace import kind_of, trace_kernels
 
 CHECKED_ROWS = 8
 """Rows of each cell whose log-probs are compared with the training forward's."""
@@ -183,35 +181,12 @@ def logp_gap(
     policy: Policy, asked_X: Sequence[Sequence[Request]], replies_X: Sequence[Sequence[Reply]], sampling: Sampling
 ) -> dict[str, float]:
     """Mean and largest |log-prob in the training forward - log-prob when sampled|, nats, over CHECKED_ROWS a cell."""
-    asked_X, replies_X = ([rows[:CHECKED_ROWS] for rows in rows_X] for rows_X in (asked_X, replies_X))
-    pairs_X = [zip(asked, said) for asked, said in zip(asked_X, replies_X)]
-    tokens = np.array([[[*q.prompt_tokens, *r.tokens] for q, r in pairs] for pairs in pairs_X])
-    select_BT = np.zeros(tokens.shape[1:], bool)
-    select_BT[:, len(asked_X[0][0].prompt_tokens) :] = True  # prompts are of one length, and replies are forced to be
-    select_M = np.flatnonzero(select_BT)
-    scale_B = jnp.array([q.scale * policy.lora_scale for q in asked_X[0]], jnp.float32)
-
-    def run(base, lora, tokens, shape):
-        model = nnx.merge(policy.graph, base)
-
-        def cell(lora, tokens_BT):
-            return selected_logp(model, lora, scale_B, tokens_BT, select_M, shape, policy.allowed_V, remat="none")
-
-        return over_cells(cell)(lora, tokens)
-
-    args = (policy.base, policy.lora, jnp.asarray(tokens, jnp.int32), sampling.arrays())
-    (compiled,) = policy.executable(("score", *tokens.shape), lambda: [(jax.jit(run).lower(*args), True)])
-    drawn_XM = np.array([np.concatenate([r.logp for r in said]) for said in replies_X])
-    gap_XM = np.abs(np.asarray(compiled(*args)) - drawn_XM)
-    return {"sampling_logp_gap": float(gap_XM.mean()), "sampling_logp_gap_max": float(gap_XM.max())}
-
-
-def trace_kernels(policy: Policy, args: argparse.Namespace, folder: Path) -> list[tuple[str, float, int]]:
-    """(kernel, ms in all, count) of one call, the longest first, from a Perfetto trace left in `folder`."""
-    with jax.profiler.trace(str(folder), create_perfetto_trace=True):
-        policy.sample(requests_of(policy, args), Sampling(args.temperature, args.top_p))
-    files = sorted(folder.rglob("perfetto_trace.json.gz"))
-    return read_kernels(files[-1]) if files else []
+    pairs_X = [list(zip(asked, said))[:CHECKED_ROWS] for asked, said in zip(asked_X, replies_X)]
+    forced_X = [[Forced(q.name, q.prompt_tokens, r.tokens, q.scale) for q, r in pairs] for pairs in pairs_X]
+    scored = [logp_T for logps in score(policy, forced_X, sampling) for logp_T in logps]
+    drawn = [r.logp for pairs in pairs_X for _, r in pairs]
+    gap = np.abs(np.concatenate(scored) - np.concatenate(drawn))
+    return {"sampling_logp_gap": float(gap.mean()), "sampling_logp_gap_max": float(gap.max())}
 
 
 def show(found: dict[str, Any], kernels: list[tuple[str, float, int]], console: Console) -> None:
@@ -289,7 +264,8 @@ def main(argv: list[str] | None = None) -> int:
     kernels = []
     if not args.no_trace:
         with tempfile.TemporaryDirectory() as scratch:
-            kernels = trace_kernels(policy, args, args.trace or Path(scratch))
+            asked, sampling = requests_of(policy, args), Sampling(args.temperature, args.top_p)
+            kernels = trace_kernels(lambda: policy.sample(asked, sampling), args.trace or Path(scratch))
     show(found, kernels, console)
     if args.out:
         args.out.write_text(json.dumps({**found, "kernels": kernels[:50]}, indent=1))

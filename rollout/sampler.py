@@ -17,14 +17,14 @@ from flax import nnx
 from model.folded import pays
 from model.fused import fuse, fused_hidden, plan_of
 from model.lora import by_layer
-from model.qwen2 import Cache, has_flash, init_cache
+from model.qwen2 import Cache, half_on_gpu, init_cache
 from rollout.distribution import Shape, penalise, shaped_logits, token_logp
 
 PREFILL_TOKENS = 64 * 1024
 """Padded tokens of one prefill chunk at most; at the 1.5B shape their activations take about 5 GB."""
 
 PREFILL_SCORE_BYTES = 4 << 30
-"""Attention scores one prefill chunk may take, bytes, where attention keeps them (model.qwen2.has_flash)."""
+"""Attention scores one prefill chunk may take, bytes, where attention keeps them (not flash attention)."""
 
 
 class Rows(NamedTuple):
@@ -109,7 +109,7 @@ def prefill(graph: Any, base: Any, lora: Any, rows: Rows, new_slots: int, penali
         return last, jax.tree.map(lambda x: jnp.pad(back(x, from_BP), grow), cache)
 
     fits = max(1, PREFILL_TOKENS // prompt_slots)
-    if not has_flash(dtype):
+    if not half_on_gpu(dtype):
         fits = max(1, min(fits, PREFILL_SCORE_BYTES // (4 * config.heads * prompt_slots**2)))
     rows_at_once = next(r for r in range(min(fits, batch), 0, -1) if batch % r == 0)
 

@@ -29,6 +29,9 @@ TOKENS_AT_ONCE = 16 * 1024
 """Padded tokens of a call that scores, over its cells: enough to fill a GPU, few enough that a last call wastes little.
 """
 
+UNTEMPERED = Sampling(1.0)
+"""The model's own distribution."""
+
 CPU_TOKENS_AT_ONCE = 1280
 """The same on a CPU, in each cell: what stays in its cache."""
 
@@ -102,8 +105,10 @@ class Forced(NamedTuple):
     scale: float
 
 
-def score(policy: Policy, rows_X: Sequence[Sequence[Forced]]) -> list[list[np.ndarray]]:
-    """Log-probs [T] of each row's forced tokens, untempered, in the rows' places. Raises PromptTooLong.
+def score(
+    policy: Policy, rows_X: Sequence[Sequence[Forced]], sampling: Sampling = UNTEMPERED
+) -> list[list[np.ndarray]]:
+    """Log-probs [T] of each row's forced tokens under `sampling`, in the rows' places. Raises PromptTooLong.
 
     Rows of like length share a call, the longest first, so that short ones don't pay for them and what a last call
     leaves empty is short. Calls are queued, and read when all are.
@@ -125,7 +130,7 @@ def score(policy: Policy, rows_X: Sequence[Sequence[Forced]]) -> list[list[np.nd
         row_count = _row_count(_tokens_at_once(len(active)) // width, max(map(len, left_X)))
         places_X = [left[:row_count] for left in left_X]
         part_X = [[rows_X[x][i] for i in places] for x, places in zip(active, places_X)]
-        calls.append((active, places_X, _score_part(policy, lora, part_X, (row_count, width, forced))))
+        calls.append((active, places_X, _score_part(policy, lora, part_X, sampling, (row_count, width, forced))))
         start += row_count
     for active, places_X, logps in calls:
         for x, places, logp_BT in zip(active, places_X, np.asarray(logps)):
@@ -159,9 +164,11 @@ def _row_count(fits: int, left: int) -> int:
     return next((c for c in counts if c >= left and c <= fits), max((c for c in counts if c <= fits), default=1))
 
 
-def _score_part(policy: Policy, lora: Any, part_X: list[Sequence[Forced]], shape: tuple[int, int, int]) -> jax.Array:
-    """Queue one call of `shape` (rows, width, forced); log-probs [X, rows, forced]."""
-    row_count, width, forced = shape
+def _score_part(
+    policy: Policy, lora: Any, part_X: list[Sequence[Forced]], sampling: Sampling, sizes: tuple[int, int, int]
+) -> jax.Array:
+    """Queue one call of `sizes` (rows, width, forced); log-probs [X, rows, forced]."""
+    row_count, width, forced = sizes
     tokens = np.zeros((len(part_X), row_count, width), np.int32)
     select = np.zeros((len(part_X), row_count, forced), np.int32)
     scale = np.zeros((len(part_X), row_count), np.float32)
@@ -171,13 +178,12 @@ def _score_part(policy: Policy, lora: Any, part_X: list[Sequence[Forced]], shape
             tokens[x, b, :start], tokens[x, b, start:end] = row.prompt_tokens, row.tokens
             select[x, b, : end - start] = b * width + np.arange(start, end)
             scale[x, b] = row.scale * policy.lora_scale
-    args = (policy.base, lora, tokens, select.reshape(len(part_X), -1), scale)
+    args = (policy.base, lora, tokens, select.reshape(len(part_X), -1), scale, sampling.arrays())
 
-    def run(base, lora, tokens, select, scale):
+    def run(base, lora, tokens, select, scale, shape):
         model = nnx.merge(policy.graph, base)
 
         def cell(lora, tokens_BT, select_M, scale_B):
-            shape = Sampling(1.0).arrays()
             return selected_logp(model, lora, scale_B, tokens_BT, select_M, shape, policy.allowed_V, remat="none")
 
         return over_cells(cell)(lora, tokens, select, scale).reshape(*tokens.shape[:2], forced)

@@ -3,7 +3,11 @@
 import gzip
 import json
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import jax
 
 KINDS = {
     "product": ("gemm", "gemv", "dot", "cutlass", "cublas", "nvjet", "matmul"),
@@ -13,6 +17,14 @@ KINDS = {
     "reduction": ("reduce",),
 }
 """Kinds of kernel, by what their names hold; the first that fits."""
+
+
+def trace_kernels(call: Callable[[], Any], folder: Path) -> list[tuple[str, float, int]]:
+    """(kernel, ms in all, count) of one `call`, the longest first, from a Perfetto trace left in `folder`."""
+    with jax.profiler.trace(str(folder), create_perfetto_trace=True):
+        jax.block_until_ready(call())
+    files = sorted(folder.rglob("perfetto_trace.json.gz"))
+    return read_kernels(files[-1]) if files else []
 
 
 def read_kernels(file: Path) -> list[tuple[str, float, int]]:

@@ -19,7 +19,8 @@ import jax
 import numpy as np
 
 from model.executables import keep_executables
-from rl.batch import pack
+from model.folded import pays
+from rl.batch import length, pack
 from rl.collect import credit_step, problems_at
 from rl.config import Config
 from rl.credit import Draw
@@ -87,7 +88,8 @@ def one_step(study: Study, step: int) -> dict[str, float]:
     decode_steps = policy.decode_steps - before[2]
     collected_X = credit_step(policy, grader, study.cells, episodes_XPG, 0.0, study.settings)
     collected = time.perf_counter()
-    plan = pack([got.rows for got in collected_X], c.micro_rows, study.train_buckets, slots=study.slots)
+    rows_X = [got.rows for got in collected_X]
+    plan = pack(rows_X, c.micro_rows, study.train_buckets, slots=study.slots, packed=pays())
     packed = time.perf_counter()
     study.state, stats = learner.update(study.state, plan.batches)
     study.policy.lora = study.state.lora
@@ -108,7 +110,8 @@ def one_step(study: Study, step: int) -> dict[str, float]:
         "step_s": updated - started - compile_s,
         "sampled_tokens": policy.sampled_tokens - before[1],
         "chats": sum(len(group) for episodes_PG in episodes_XPG for group in episodes_PG),
-        "padded_train_tokens": int(sum(b.tokens.size for b in plan.batches)),
+        "train_tokens": sum(length(row) for rows in rows_X for row in rows if row.advantage != 0),
+        "computed_train_tokens": sum(b.computed_tokens for b in plan.batches),
         "live_rows": int(plan.live_rows_X.sum()),
         "sampling_logp_gap": float(stats.gap_mean.mean()),
         "sampling_logp_gap_max": float(stats.gap_max.max()),

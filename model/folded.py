@@ -1,11 +1,11 @@
 """Linears that share an input, with their adapters, without extra passes over wide arrays: for large batches on a GPU.
 
 y = x W + s (x A) B, written as it stands, makes B's product a second array as wide as y, to be read and added. Here a
-linear that widens gets [x | s x A] [[W], [B]], one product whose sum is in fp32, and in the backward pass one that
-narrows gets dx = [dy | s dy B'] [[W'], [A']]; where the other side is the wide one, a plain addition costs less than
-the copy of W. All linears of one input share a product x A, and one x' (s dy B') for their A's gradients. The backward
-pass is written out, since the automatic one would multiply fp32 by bf16, which a GPU does in fp32 after making fp32
-copies. The base is frozen: its gradient is not computed, and asking for it gives zeros.
+linear that widens gets [x | s x A] [[W], [B]], one product whose sum is in fp32. In the backward pass linears that
+don't widen share one, dx = [dy, ... | s dy B', ...] [[W'], ..., [A'], ...]; where a dy is wider than x, a plain
+addition costs less than the copies. All linears of one input share a product x A, and one x' (s dy B') for their A's
+gradients. The backward pass is written out, since the automatic one would multiply fp32 by bf16, which a GPU does in
+fp32 after making fp32 copies. The base is frozen: its gradient is not computed, and asking for it gives zeros.
 
 Copying W beside B costs as much as passing over some 3,000 rows, so it isn't for decoding.
 """
@@ -78,8 +78,9 @@ def _backward(kept, dys):
     dlow = jnp.concatenate(dlows, axis=1)
     das = jnp.split(_dot(x, dlow, 0, 0, jnp.float32), len(bases), axis=1)
     a = _side_by_side(adapters, x.dtype)
-    if len(bases) == 1 and bases[0].weight.shape[0] > bases[0].weight.shape[1]:
-        dx = _dot(jnp.concatenate([dys[0], dlow], axis=1), jnp.concatenate([bases[0].weight, a], axis=1), 1, 1)
+    if not any(_widens(base) for base in bases):
+        weights = [base.weight for base in bases]
+        dx = _dot(jnp.concatenate([*dys, dlow], axis=1), jnp.concatenate([*weights, a], axis=1), 1, 1)
     else:
         dx = _dot(dlow, a, 1, 1)
         for base, dy in zip(bases, dys, strict=True):

@@ -66,8 +66,9 @@ def init_lora(key: jax.Array, config: ModelConfig, lora: LoraConfig) -> Lora:
 def by_layer(lora: Lora, axis: int = 0) -> list[LayerLora]:
     """The layers' adapters one by one; `axis` is where the layers are (1 behind a cell axis)."""
     layers = jax.tree.leaves(lora)[0].shape[axis]
-    take = [(slice(None),) * axis + (layer,) for layer in range(layers)]
-    return [jax.tree.map(lambda leaf, at=at: leaf[at], lora) for at in take]
+    # Not by indexing, whose gradient is an array of all layers for each of them.
+    parts = jax.tree.map(lambda leaf: [p.squeeze(axis) for p in jax.lax.split(leaf, (1,) * layers, axis)], lora)
+    return jax.tree.transpose(jax.tree.structure(lora), jax.tree.structure([0] * layers), parts)
 
 
 def stacked(layers: list[LayerLora]) -> Lora:

@@ -7,6 +7,8 @@ fp32; norms, softmax and logits are fp32. There is no dropout and no loss here, 
 about: `logits` is a separate call on the hidden states that are wanted.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -15,6 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 from model.config import ModelConfig
 from model.folded import Base, folded_linears
 from model.lora import LayerLora, Lora, by_layer, lora_update
+from model.packing import packing_of, repack, unpack
 from model.remat import Remat, checkpointed
 
 Cache = list[tuple[jax.Array, jax.Array]]
@@ -22,7 +25,11 @@ Cache = list[tuple[jax.Array, jax.Array]]
 
 
 SCAN_FROM = 8
-"""Layers from which a pass without a cache loops over them instead of unrolling; below, unrolled compiles faster."""
+"""Layers from which a pass without a cache loops over them instead of unrolling; below, unrolled compiles faster.
+
+Never on a GPU: a loop copies what a training pass keeps into its arrays and back, and its products get slower layouts:
+0.27 s against 0.21 for 16 x 1,024 tokens on an H200 (bench/NOTES.md).
+"""
 
 
 class Linear(nnx.Module):
@@ -85,21 +92,24 @@ class Attention(nnx.Module):
         self.v_proj = Linear(config.width, keys, config.qkv_bias, rngs, dtype)
         self.o_proj = Linear(queries, config.width, False, rngs, dtype)
 
-    def __call__(self, x, rope, mask_BTS, lora, scale, layer_cache, slot, folded):
+    def __call__(self, x, rope, mask_BTS, lora, scale, layer_cache, slot, folded, packing):
         """x [B*T, D] -> ([B*T, D], the layer's cache with T tokens written from `slot` on, or None)."""
-        c, (batch, steps) = self.config, rope[0].shape[:2]
+        c, (batch, steps) = self.config, rope[0].shape[:2]  # packed: of one row, Z
         members = {"q_proj": self.q_proj, "k_proj": self.k_proj, "v_proj": self.v_proj}
         q, k, v = (y.reshape(batch, steps, -1, c.head_dim) for y in linears(x, members, lora, scale, folded))
         q, k = checkpoint_name(rotate(q, rope), "q"), checkpoint_name(rotate(k, rope), "k")
         v = checkpoint_name(v, "v")
-        y = attend_causally(q, k, v) if mask_BTS is None else None
+        if packing is not None:
+            q, k, v = (unpack(y[0], packing) for y in (q, k, v))
+        y = attend_causally(q, k, v, packing and packing.lengths) if mask_BTS is None else None
         if mask_BTS is not None or layer_cache is not None:
             k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
         if layer_cache is not None:
             keys, values = layer_cache
             k = jax.lax.dynamic_update_slice_in_dim(keys, k, slot, axis=2)
             v = jax.lax.dynamic_update_slice_in_dim(values, v, slot, axis=2)
-        y = (attend(q, k, v, mask_BTS) if y is None else y).reshape(batch * steps, c.heads * c.head_dim)
+        y = attend(q, k, v, mask_BTS) if y is None else y
+        y = (y if packing is None else repack(y, packing)).reshape(batch * steps, c.heads * c.head_dim)
         y = linears(y, {"o_proj": self.o_proj}, lora, scale, folded)[0]
         return y, (k, v) if layer_cache is not None else None
 
@@ -115,7 +125,7 @@ class MLP(nnx.Module):
     def __call__(self, x: jax.Array, lora: LayerLora | None, scale: jax.Array | None, folded: bool) -> jax.Array:
         members = {"gate_proj": self.gate_proj, "up_proj": self.up_proj}
         gate, up = linears(x, members, lora, scale, folded)
-        x = jax.nn.silu(checkpoint_name(gate, "gate")) * checkpoint_name(up, "up")
+        x = checkpoint_name(jax.nn.silu(checkpoint_name(gate, "gate")) * checkpoint_name(up, "up"), "swiglu")
         return linears(x, {"down_proj": self.down_proj}, lora, scale, folded)[0]
 
 
@@ -128,10 +138,12 @@ class Block(nnx.Module):
         self.post_attention_layernorm = RMSNorm(config.width, config.norm_eps, dtype)
         self.mlp = MLP(config, rngs, dtype)
 
-    def __call__(self, x, rope, mask_BTS, lora, scale, layer_cache, slot, folded):
-        y, layer_cache = self.self_attn(self.input_layernorm(x), rope, mask_BTS, lora, scale, layer_cache, slot, folded)
+    def __call__(self, x, rope, mask_BTS, lora, scale, layer_cache, slot, folded, packing):
+        normed = checkpoint_name(self.input_layernorm(x), "normed")
+        y, layer_cache = self.self_attn(normed, rope, mask_BTS, lora, scale, layer_cache, slot, folded, packing)
         x = checkpoint_name(x + y, "attended")
-        return x + self.mlp(self.post_attention_layernorm(x), lora, scale, folded), layer_cache
+        normed = checkpoint_name(self.post_attention_layernorm(x), "normed")
+        return x + self.mlp(normed, lora, scale, folded), layer_cache
 
 
 class Qwen2(nnx.Module):
@@ -157,47 +169,46 @@ class Qwen2(nnx.Module):
         slot: jax.Array | int = 0,
         remat: Remat = "none",
         folded: bool = False,
+        places_Z: jax.Array | None = None,
     ) -> tuple[jax.Array, Cache | None]:
         """Final hidden states [B, T, D], and the cache with these tokens written at `slot`...`slot + T - 1`.
 
         `mask_BTS` bool: may token t see slot s (without a cache S is T); None: every token sees those before it among
         these in its row, and nothing that the cache held. `lora` is one cell's, or a list of its layers;
         `scale_B` fp32 is alpha / rank for rows that use it and 0 for the untrained base. `remat`: what the backward
-        pass computes again (model.remat). `folded`: linears by model.folded, for many tokens on a GPU.
+        pass computes again (model.remat). `folded`: linears by model.folded, for many tokens on a GPU. `places_Z`,
+        without a mask and a cache: the flat places in B * T whose tokens are computed, B * T for none (model.packing);
+        then the states are [1, Z, D], of these tokens in this order.
         """
+        scale = None if lora is None else jnp.repeat(scale_B, tokens_BT.shape[1])
+        packing = None
+        if places_Z is not None:
+            assert mask_BTS is None and cache is None, "packed rows see what is before them in their row, and no cache"
+            packing = packing_of(places_Z, *tokens_BT.shape)
+            scale = None if scale is None else scale.at[places_Z].get(mode="fill", fill_value=0)
+            flat = tokens_BT.reshape(1, -1), positions_BT.reshape(1, -1)
+            tokens_BT, positions_BT = (x.at[:, places_Z].get(mode="fill", fill_value=0) for x in flat)
         batch, steps = tokens_BT.shape
         x = self.embed_tokens[...][tokens_BT.reshape(-1)]
         rope = rope_angles(positions_BT, self.config)
-        scale = None if lora is None else jnp.repeat(scale_B, steps)
-        if cache is None and len(self.layers) >= SCAN_FROM:
-            x = self._scan_layers(x, rope, mask_BTS, lora, scale, remat, folded)
-            return self.norm(x).reshape(batch, steps, self.config.width), None
-        out, adapters = [], by_layer(lora) if isinstance(lora, dict) else lora
-        for index, block in enumerate(self.layers):
-            graph, weights = nnx.split(block)
-
-            def apply(weights, x, rope, mask_BTS, adapter, scale, layer_cache, graph=graph):
-                return nnx.merge(graph, weights)(x, rope, mask_BTS, adapter, scale, layer_cache, slot, folded)
-
-            x, layer_cache = checkpointed(apply, remat, looped=False)(
-                weights, x, rope, mask_BTS, adapters and adapters[index], scale, cache and cache[index]
-            )
-            out.append(layer_cache)
-        x = self.norm(x).reshape(batch, steps, self.config.width)
-        return x, (out if cache is not None else None)
-
-    def _scan_layers(self, x, rope, mask_BTS, lora, scale, remat: Remat, folded: bool) -> jax.Array:
-        """The layers as one loop: the weights are stacked here, a copy of the base that a training pass hardly notices,
-        and the compiler sees one layer instead of 28."""
         parts = [nnx.split(block) for block in self.layers]
-        graph = parts[0][0]
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(weights for _, weights in parts))
+        graph, weights = parts[0][0], [weights for _, weights in parts]
+        out: Cache = []
+        if cache is None and len(parts) >= SCAN_FROM and jax.default_backend() != "gpu":
+            stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *weights)
 
-        def layer(x, args):
-            weights, adapter = args
-            return nnx.merge(graph, weights)(x, rope, mask_BTS, adapter, scale, None, 0, folded)[0], None
+            def layer(x, args):
+                args = args[0], x, rope, mask_BTS, args[1], scale, None, 0, packing
+                return _layer(graph, remat, True, folded, *args)[0], None
 
-        return jax.lax.scan(checkpointed(layer, remat, looped=True), x, (stacked, lora))[0]
+            x = jax.lax.scan(layer, x, (stacked, lora))[0]
+        else:
+            adapters = by_layer(lora) if isinstance(lora, dict) else lora or [None] * len(parts)
+            for index, adapter in enumerate(adapters):
+                args = weights[index], x, rope, mask_BTS, adapter, scale, cache and cache[index], slot, packing
+                x, layer_cache = _layer(graph, remat, False, folded, *args)
+                out.append(layer_cache)
+        return self.norm(x).reshape(batch, steps, self.config.width), None if cache is None else out
 
     @property
     def head(self) -> jax.Array:
@@ -208,6 +219,16 @@ class Qwen2(nnx.Module):
         """[..., D] -> [..., V] in fp32."""
         out = head_product(hidden.reshape(-1, self.config.width), self.head)
         return out.reshape(*hidden.shape[:-1], self.config.vocab)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))  # so that one layer is traced and lowered, and not all of them
+def _layer(graph, remat: Remat, looped: bool, folded: bool, weights, x, rope, mask, adapter, scale, *others):
+    """A layer of the graph `graph`, as `remat` says: (x [B*T, D], the layer's cache or None)."""
+
+    def apply(weights, x, rope, mask, adapter, scale, layer_cache, slot, packing):
+        return nnx.merge(graph, weights)(x, rope, mask, adapter, scale, layer_cache, slot, folded, packing)
+
+    return checkpointed(apply, remat, looped)(weights, x, rope, mask, adapter, scale, *others)
 
 
 @jax.custom_vjp
@@ -251,14 +272,16 @@ def half_on_gpu(dtype: jnp.dtype) -> bool:
     return jax.default_backend() == "gpu" and dtype in (jnp.bfloat16, jnp.float16)
 
 
-def attend_causally(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+def attend_causally(q: jax.Array, k: jax.Array, v: jax.Array, lengths_B: jax.Array | None = None) -> jax.Array:
     """Every token sees itself and those before it: q [B, T, H, C], k and v [B, T, K, C] -> [B, T, H, C].
 
     On a GPU in half precision by cuDNN's flash attention, which keeps no T x T scores (for a training pass at the 1.5B
-    shape these are most of its memory); elsewhere as `attend`.
+    shape these are most of its memory); elsewhere as `attend`. `lengths_B` int32: what comes after so many tokens of a
+    row is padding, need not be computed, and may be anything.
     """
     if half_on_gpu(q.dtype):
-        return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
+        ends = {"query_seq_lengths": lengths_B, "key_value_seq_lengths": lengths_B}
+        return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn", **ends)
     batch, steps = q.shape[:2]
     seen_TT = jnp.tril(jnp.ones((steps, steps), bool))
     mask_BTT = jnp.broadcast_to(seen_TT[None], (batch, steps, steps))

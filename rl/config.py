@@ -116,7 +116,8 @@ class Config:
     normalisation_chunks: int = 4
     """Equal chunks of the `microbatch` normalisation."""
     micro_rows: int = 8
-    """Rows (utterances) in a micro-batch, of each cell. Never changes the gradient."""
+    """Rows (utterances) in a micro-batch, of each cell; on a GPU as many as have no more tokens than so many of the
+    longest training bucket. Never changes the gradient."""
 
     temperature: float = 0.9
     """Sampling temperature in training."""

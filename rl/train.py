@@ -25,6 +25,7 @@ from eval.suite import base_evaluations, play_missing, trained_evaluations
 from model.checkpoint import CheckpointError
 from model.config import ModelConfigError
 from model.executables import keep_executables
+from model.folded import pays
 from model.tokenizer import TokenizerError
 from model.weights import WeightsError
 from rl import display, tracking
@@ -215,6 +216,7 @@ def pack_step(study: Study, step: int, collected_X: list[Collected]) -> Plan:
         c.normalisation_chunks,
         [(cell.seed, step) for cell in study.cells],
         slots=study.slots,
+        packed=pays(),
     )
 
 

@@ -21,7 +21,7 @@ from rl.batch import Batch
 from rl.loss import LossStats, policy_gradient_loss
 from rollout.distribution import Sampling, Shape
 from rollout.sampler import over_cells
-from rollout.scorer import selected_logp
+from rollout.scorer import selected_count, selected_logp
 
 
 class TrainState(NamedTuple):
@@ -58,11 +58,21 @@ def init_state(lora: Any, config: OptimConfig) -> TrainState:
 
 
 def batch_loss(
-    model: Any, lora: Any, scale: jax.Array, batch: Batch, shape: Shape, allowed_V, config: OptimConfig, remat: Remat
+    model: Any,
+    lora: Any,
+    scale: jax.Array,
+    batch: Batch,
+    count: jax.Array,
+    shape: Shape,
+    allowed_V: jax.Array,
+    config: OptimConfig,
+    remat: Remat,
 ) -> tuple[jax.Array, LossStats]:
-    """One cell's share of the step's loss from one micro-batch, and its sums."""
+    """One cell's share of the step's loss from one micro-batch, and its sums; `count`: of `select`, see the scorer."""
     scale_B = jnp.full((batch.tokens.shape[0],), scale)
-    logp_M = selected_logp(model, lora, scale_B, batch.tokens, batch.select, shape, allowed_V, remat)
+    logp_M = selected_logp(
+        model, lora, scale_B, batch.tokens, batch.select, count, shape, allowed_V, remat, batch.places
+    )
     pick = lambda x: x.reshape(-1)[batch.select]  # noqa: E731 - a name for one gather, used four times
     return policy_gradient_loss(
         logp_M,
@@ -152,17 +162,17 @@ class Learner:
         self.seconds["compile"] += seconds
 
     def _gradient_args(self, lora: Any, grads: Any, batch: Batch) -> tuple:
-        batch = Batch(*(jnp.asarray(x) for x in batch))
-        return self.base, lora, grads, batch, self.sampling.arrays(), jnp.float32(self.lora_scale), self.allowed_V
+        batch, shape = jax.tree.map(jnp.asarray, batch), self.sampling.arrays(fixed=True)
+        return self.base, lora, grads, batch, shape, jnp.float32(self.lora_scale), self.allowed_V
 
     def _gradient(self, base, lora, grads, batch, shape, scale, allowed_V):
         """`grads` plus the gradient of one micro-batch, and its sums, for every cell."""
         model = nnx.merge(self.graph, base)
-        cells = batch.cells
+        cells, count = batch.cells, selected_count(batch.select)
 
         def slot(lora, batch):
             def loss(lora):
-                return batch_loss(model, lora, scale, batch, shape, allowed_V, self.config, self.remat)
+                return batch_loss(model, lora, scale, batch, count, shape, allowed_V, self.config, self.remat)
 
             return jax.grad(loss, has_aux=True)(lora)
 
@@ -200,7 +210,7 @@ class Learner:
 
 
 def gradient_name(batch: Batch) -> str:
-    """The name of a micro-batch's shape: cells x rows x tokens, and how many may be trained."""
+    """The name of a micro-batch's shape: slots x rows x tokens, and how many may be trained; packed, are there."""
     return f"gradient {'x'.join(map(str, batch.tokens.shape))} for {batch.select.shape[1]}"
 
 

@@ -34,22 +34,25 @@ class Sampling:
         if not self.repetition_penalty > 0:
             raise ValueError(f"repetition_penalty is {self.repetition_penalty}; it must be above 0")
 
-    def arrays(self) -> "Shape":
-        """The settings as traced scalars, so that changing them compiles nothing."""
-        return Shape(
-            jnp.float32(self.temperature),
-            jnp.float32(self.top_p),
-            jnp.int32(self.top_k),
-            jnp.float32(self.repetition_penalty),
-        )
+    @property
+    def truncates(self) -> bool:
+        """Does it bar a token for being improbable?"""
+        return self.top_p < 1 or self.top_k > 0
+
+    def arrays(self, fixed: bool = False) -> "Shape":
+        """The settings as traced scalars, so that changing them compiles nothing. `fixed`: a truncation that is off is
+        left out, so that what is compiled needn't ask; it serves only settings that truncate, or only such that don't.
+        """
+        truncation = (jnp.float32(self.top_p), jnp.int32(self.top_k)) if self.truncates or not fixed else (None, None)
+        return Shape(jnp.float32(self.temperature), *truncation, jnp.float32(self.repetition_penalty))
 
 
 class Shape(NamedTuple):
-    """`Sampling` as scalar arrays."""
+    """`Sampling` as scalar arrays; `top_p` and `top_k` are None where nothing is ever truncated."""
 
     temperature: jax.Array
-    top_p: jax.Array
-    top_k: jax.Array
+    top_p: jax.Array | None
+    top_k: jax.Array | None
     repetition_penalty: jax.Array
 
 
@@ -67,6 +70,8 @@ def shaped_logits(
     passes the sampled tokens, whose place at the edge of the support may differ by rounding.
     """
     logits_MV = jnp.where(allowed_V[None], logits_MV / shape.temperature, BARRED)
+    if shape.top_p is None:
+        return logits_MV
     truncating = (shape.top_p < 1) | (shape.top_k > 0)
 
     def truncate(logits_MV: jax.Array) -> jax.Array:
@@ -126,5 +131,11 @@ def _add_each(sums: list[jax.Array], more: list[jax.Array]) -> list[jax.Array]:
 
 def token_logp(shaped_MV: jax.Array, tokens_M: jax.Array) -> jax.Array:
     """log-softmax of `shaped_MV` at `tokens_M`, [M] fp32, without a second [M, V] array."""
+    picked_M, total_M = picked_and_total(shaped_MV, tokens_M)
+    return picked_M - total_M
+
+
+def picked_and_total(shaped_MV: jax.Array, tokens_M: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(`shaped_MV` at `tokens_M`, log of the sum of exp over the row), [M] fp32; their difference is a log-prob."""
     picked_M = jnp.take_along_axis(shaped_MV, tokens_M[:, None], axis=1)[:, 0]
-    return picked_M - jax.nn.logsumexp(shaped_MV, axis=-1)
+    return picked_M, jax.nn.logsumexp(shaped_MV, axis=-1)

@@ -4,7 +4,7 @@
 followed by forced tokens, for all cells side by side.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,9 +13,10 @@ import numpy as np
 from flax import nnx
 
 from model.folded import pays
+from model.packing import unpacked_places
 from model.qwen2 import head_product
 from model.remat import Remat
-from rollout.distribution import Sampling, Shape, shaped_logits, token_logp
+from rollout.distribution import BARRED, Sampling, Shape, picked_and_total, shaped_logits, token_logp
 from rollout.policy import Policy, PromptTooLong
 from rollout.sampler import over_cells
 
@@ -42,58 +43,88 @@ def selected_logp(
     scale_B: jax.Array,
     tokens_BT: jax.Array,
     select_M: jax.Array,
+    count: jax.Array,
     shape: Shape,
     allowed_V: jax.Array,
     remat: Remat,
+    places_Z: jax.Array | None = None,
 ) -> jax.Array:
     """Log-probs [M] fp32 of one cell's selected tokens (flat positions in B * T), given all before them in their row.
 
-    Rows start in column 0; what stands to the right of a row's tokens is never seen. Logits are made for the selected
-    tokens only, a chunk at a time, and once: a token's log-prob depends on its own state alone, so its slope, [D], is
-    found beside it and kept, and the backward pass only scales it.
+    Rows start in column 0; what stands to the right of a row's tokens is never seen, and with `places_Z` (see
+    Qwen2.hidden) not computed. Of `select_M` the first `count` are made and the rest are zeros; the same for all cells.
+    Logits are made for the selected tokens only, a chunk at a time, and once: a token's log-prob depends on its own
+    state alone, so its slope, [D], is found beside it and kept, and the backward pass only scales it.
     """
     rows, width = tokens_BT.shape
     positions = jnp.broadcast_to(jnp.arange(width)[None], (rows, width))
     # Padding is to the right of every real token, so causality alone hides it.
-    hidden, _ = model.hidden(tokens_BT, positions, None, lora, scale_B, remat=remat, folded=pays())
-    before_M = hidden.reshape(rows * width, -1)[jnp.maximum(select_M - 1, 0)]
-    target_M = tokens_BT.reshape(-1)[select_M]
+    options = {"remat": remat, "folded": pays(), "places_Z": places_Z}
+    hidden, _ = model.hidden(tokens_BT, positions, None, lora, scale_B, **options)
+    before_M = jnp.maximum(select_M - 1, 0)
+    if places_Z is not None:
+        before_M = unpacked_places(places_Z, rows * width)[before_M]
+    hidden_M = hidden.reshape(-1, hidden.shape[-1])[before_M]
+    return _token_logp(hidden_M, tokens_BT.reshape(-1)[select_M], model.head, shape, allowed_V, count)
 
-    def chunk_logp(chunk):
-        hidden_C, target_C = chunk
-        return _token_logp(hidden_C, target_C, model.head, shape, allowed_V)
 
-    total = target_M.shape[0]
-    if total <= LOGIT_CHUNK:
-        return chunk_logp((before_M, target_M))
-    chunks = -(-total // LOGIT_CHUNK)
-    padded = jax.tree.map(
-        lambda x: jnp.pad(x, [(0, chunks * LOGIT_CHUNK - total)] + [(0, 0)] * (x.ndim - 1)).reshape(
-            chunks, LOGIT_CHUNK, *x.shape[1:]
-        ),
-        (before_M, target_M),
-    )
-    return jax.lax.map(chunk_logp, padded).reshape(-1)[:total]
+def selected_count(select: jax.Array) -> jax.Array:
+    """Scalar: how many of the last axis of `select` there are up to the last that isn't padding (0), in any cell."""
+    return jnp.where(select > 0, 1 + jnp.arange(select.shape[-1])[(None,) * (select.ndim - 1)], 0).max(initial=0)
 
 
 @jax.custom_vjp
 def _token_logp(
-    hidden_C: jax.Array, target_C: jax.Array, head: jax.Array, shape: Shape, allowed_V: jax.Array
+    hidden_M: jax.Array, target_M: jax.Array, head: jax.Array, shape: Shape, allowed_V: jax.Array, count: jax.Array
 ) -> jax.Array:
-    """Log-probs [C] fp32 of `target_C` after the states `hidden_C`; only `hidden_C` has a gradient."""
-    return token_logp(shaped_logits(head_product(hidden_C, head), shape, allowed_V, keep_M=target_C), target_C)
+    """Log-probs [M] fp32 of `target_M` after the states `hidden_M` [M, D]; only `hidden_M` has a gradient."""
+
+    def logp(hidden_C, target_C):
+        return token_logp(shaped_logits(head_product(hidden_C, head), shape, allowed_V, target_C), target_C)
+
+    return _by_chunks(logp, count, hidden_M, target_M)
 
 
-def _with_slope(hidden_C, *rest):
-    logp_C, pull = jax.vjp(lambda hidden_C: _token_logp.fun(hidden_C, *rest), hidden_C)
-    return logp_C, pull(jnp.ones_like(logp_C))[0]
+def _with_slope(hidden_M, target_M, head, shape, allowed_V, count):
+    def logp_and_slope(hidden_C, target_C):
+        shaped_CV = shaped_logits(head_product(hidden_C, head), shape, allowed_V, target_C)
+        picked_C, total_C = picked_and_total(shaped_CV, target_C)
+        is_target_CV = jnp.arange(head.shape[0])[None] == target_C[:, None]
+        # On the support log p is logits / temperature less the log of the sum of exp; off it nothing moves it.
+        slope_CV = is_target_CV.astype(jnp.float32) - jnp.exp(shaped_CV - total_C[:, None])
+        slope_CD = jnp.dot(slope_CV.astype(head.dtype), head, preferred_element_type=jnp.float32)
+        moves_C = jnp.where(picked_C > BARRED, 1 / shape.temperature, 0.0)
+        return picked_C - total_C, (slope_CD * moves_C[:, None]).astype(hidden_C.dtype)
+
+    return _by_chunks(logp_and_slope, count, hidden_M, target_M)
 
 
-def _scale_slope(slope_CD, dlogp_C):
-    return (slope_CD.astype(jnp.float32) * dlogp_C[:, None]).astype(slope_CD.dtype), None, None, None, None
+def _scale_slope(slope_MD, dlogp_M):
+    return (slope_MD.astype(jnp.float32) * dlogp_M[:, None]).astype(slope_MD.dtype), *[None] * 5
 
 
 _token_logp.defvjp(_with_slope, _scale_slope)
+
+
+def _by_chunks(function: Callable, count: jax.Array, *args_M: jax.Array) -> Any:
+    """`function` of the first `count` of M, LOGIT_CHUNK at a time; zeros for the rest, up to the last chunk."""
+    total = args_M[0].shape[0]
+    if total <= LOGIT_CHUNK:
+        return function(*args_M)
+    room = -(-total // LOGIT_CHUNK) * LOGIT_CHUNK
+    args_M = [jnp.pad(x, [(0, room - total)] + [(0, 0)] * (x.ndim - 1)) for x in args_M]
+
+    def chunk(i):
+        return function(*(jax.lax.dynamic_slice_in_dim(x, i * LOGIT_CHUNK, LOGIT_CHUNK) for x in args_M))
+
+    def fill(i, out):
+        put = jax.lax.dynamic_update_slice_in_dim
+        return jax.tree.map(lambda all_M, some: put(all_M, some, i * LOGIT_CHUNK, 0), out, chunk(i))
+
+    like = jax.eval_shape(chunk, 0)
+    out = jax.tree.map(lambda leaf: jnp.zeros((room, *leaf.shape[1:]), leaf.dtype), like)
+    out = jax.lax.fori_loop(0, (count + LOGIT_CHUNK - 1) // LOGIT_CHUNK, fill, out)
+    return jax.tree.map(lambda leaf: leaf[:total], out)
 
 
 class Forced(NamedTuple):
@@ -178,15 +209,17 @@ def _score_part(
             tokens[x, b, :start], tokens[x, b, start:end] = row.prompt_tokens, row.tokens
             select[x, b, : end - start] = b * width + np.arange(start, end)
             scale[x, b] = row.scale * policy.lora_scale
-    args = (policy.base, lora, tokens, select.reshape(len(part_X), -1), scale, sampling.arrays())
+    args = (policy.base, lora, tokens, select.reshape(len(part_X), -1), scale, sampling.arrays(fixed=True))
 
     def run(base, lora, tokens, select, scale, shape):
-        model = nnx.merge(policy.graph, base)
+        model, count = nnx.merge(policy.graph, base), selected_count(select)
 
         def cell(lora, tokens_BT, select_M, scale_B):
-            return selected_logp(model, lora, scale_B, tokens_BT, select_M, shape, policy.allowed_V, remat="none")
+            allowed_V = policy.allowed_V
+            return selected_logp(model, lora, scale_B, tokens_BT, select_M, count, shape, allowed_V, remat="none")
 
         return over_cells(cell)(lora, tokens, select, scale).reshape(*tokens.shape[:2], forced)
 
-    (compiled,) = policy.executable(("score", *tokens.shape, forced), lambda: [(jax.jit(run).lower(*args), True)])
+    name = ("score", *tokens.shape, forced, *["truncated"] * sampling.truncates)
+    (compiled,) = policy.executable(name, lambda: [(jax.jit(run).lower(*args), True)])
     return compiled(*args)

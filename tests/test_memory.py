@@ -18,10 +18,10 @@ def test_a_cpu_keeps_everything_and_is_limited_by_tokens_alone():
 
 
 def test_less_memory_means_fewer_slots_then_more_work():
-    """A slot of 11,264 tokens keeps 15.7 GB by `products` and 1 GB by `all`, and needs 2.9 GiB beside it."""
+    """A slot of 11,264 tokens keeps 23.3 GB by `products` and 1 GB by `all`, and needs 2.9 GiB beside it."""
     assert plan(140 * GIB) == MemoryPlan("products", 4)
-    assert plan(95 * GIB) == MemoryPlan("products", 4)
-    assert plan(60 * GIB) == MemoryPlan("products", 2)
+    assert plan(120 * GIB) == MemoryPlan("products", 3)
+    assert plan(60 * GIB) == MemoryPlan("products", 1)
     assert plan(20 * GIB) == MemoryPlan("all", 3)
     assert plan(1 * GIB) == MemoryPlan("all", 1)  # tried, and the device says what is missing
 

@@ -12,6 +12,7 @@ from rl.update import Learner, NonFiniteLoss, OptimConfig, gradient_name, init_s
 from rollout.distribution import Sampling
 from rollout.episode import RowId, Utterance
 from rollout.policy import Request
+from rollout.scorer import selected_count
 from tests import tiny
 
 SAMPLING = Sampling(0.9)
@@ -19,13 +20,13 @@ BUCKETS = (16, 32, 64)
 
 
 EXECUTABLES = defaultdict(dict)
-"""Compiled updates by (cells, remat). Sampling settings are arguments to them, so learners can share them."""
+"""Compiled updates by (cells, remat, truncates). Sampling settings are arguments to them, so learners share them."""
 
 
 def learner(sampling=SAMPLING, remat="none", cells=2):
     graph, base = tiny.base()
     allowed = jnp.asarray(tiny.ByteTokenizer().sampleable(tiny.CONFIG.vocab))
-    shared = EXECUTABLES[cells, remat]
+    shared = EXECUTABLES[cells, remat, sampling.truncates]
     optim = OptimConfig(lr=1e-2, steps=10)
     return Learner(graph, base, tiny.LORA.scale, allowed, optim, sampling, remat, _executables=shared)
 
@@ -93,6 +94,17 @@ def test_slots_do_not_change_the_gradient(rows_2, slots):
     assert_close(gradients(learn, lora, pack(rows_2, 8, BUCKETS).batches), gradients(learn, lora, batches))
 
 
+@pytest.mark.parametrize("micro_rows, slots", [(8, 2), (1, 3)])
+def test_packed_rows_have_the_same_gradient(rows_2, micro_rows, slots):
+    """Without padding but for attention, in one micro-batch or several, a cell's parts side by side too."""
+    learn, lora = learner(), tiny.adapters([3, 4])
+    padded = pack(rows_2, 8, BUCKETS).batches
+    batches = pack(rows_2, micro_rows, BUCKETS, slots=slots, packed=True).batches
+    assert (len(batches) > 1) == (micro_rows == 1)
+    assert sum(b.computed_tokens for b in padded) > sum(int((b.places < b.tokens[0].size).sum()) for b in batches)
+    assert_close(gradients(learn, lora, padded), gradients(learn, lora, batches), rtol=2e-3)
+
+
 def test_leaving_flat_rows_out_does_not_change_the_gradient(rows_2):
     """Against the same rows with an advantage too small to matter, which are computed."""
     learn, lora = learner(), tiny.adapters([3, 4])
@@ -141,9 +153,8 @@ def test_the_gradient_is_a_finite_difference(rows_2, monkeypatch, chunk):
     @jax.jit
     def loss(size):
         moved = jax.tree.map(lambda a, d: a + size * d, lora, direction)
-        return batch_loss(
-            model, moved, jnp.float32(2.0), cell, SAMPLING.arrays(), learn.allowed_V, learn.config, "none"
-        )[0]
+        args = cell, selected_count(cell.select), SAMPLING.arrays(), learn.allowed_V, learn.config, "none"
+        return batch_loss(model, moved, jnp.float32(2.0), *args)[0]
 
     slope = float(jax.grad(loss)(jnp.float32(0)))
     difference = (float(loss(jnp.float32(5e-4))) - float(loss(jnp.float32(-5e-4)))) / 1e-3

@@ -14,6 +14,7 @@ import dataclasses
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -28,6 +29,7 @@ from rl.draw import play_step
 from rl.presets import PRESETS
 from rl.rules import CREDITS
 from rl.study import Study, prepare
+from rollout.trace import busy, trace_kernels
 
 
 class CoinGrader:
@@ -120,6 +122,24 @@ def one_step(study: Study, step: int) -> dict[str, float]:
     }
 
 
+def traced_step(study: Study, step: int, folder: Path) -> dict[str, Any]:
+    """One step under the profiler, which slows it a little: the share of it in which kernels ran, and the gaps."""
+    kernels = trace_kernels(lambda: one_step(study, step), folder)
+    if not kernels:
+        print("the trace shows no device: it isn't a GPU's")
+        return {}
+    span_ms, busy_ms, gaps = busy(kernels)
+    short = sum(gap.duration for gap in gaps if gap.duration < 0.1)
+    print(
+        f"traced step: {len(kernels):,} kernels ran {busy_ms:,.0f} of {span_ms:,.0f} ms ({busy_ms / span_ms:.1%}); "
+        f"gaps under 0.1 ms {short:,.0f} ms in all; the longest:"
+    )
+    for gap in gaps[:12]:
+        print(f"  {gap.duration:7.2f} ms from {gap.start:,.0f} ms on, after {gap.after[:48]}, before {gap.before[:48]}")
+    longest = [gap._asdict() for gap in gaps[:40]]
+    return {"span_ms": span_ms, "busy_ms": busy_ms, "short_gaps_ms": short, "longest_gaps": longest}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="qwen2.5-1.5b", choices=sorted({preset for preset, _ in PRESETS}))
@@ -136,6 +156,7 @@ def main() -> None:
     parser.add_argument("--train-buckets", type=int, nargs="*", default=[], help="likewise")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"])
     parser.add_argument("--compile-cache", type=Path, help="see rl.config")
+    parser.add_argument("--trace", type=Path, help="trace one more step into this directory: when is the device idle?")
     parser.add_argument("--out", type=Path, help="write all numbers here as JSON")
     args = parser.parse_args()
     if args.compile_cache:
@@ -161,8 +182,10 @@ def main() -> None:
         f"{len(compiles)} compiles, {sum(compiles.values()):.1f} s: "
         + "; ".join(f"{k} {s:.1f}" for k, s in compiles.items())
     )
+    report = {"device": device.device_kind, "jax": jax.__version__, "cells": len(study.cells), "setup_s": setup}
+    if args.trace:
+        report["traced"] = traced_step(study, args.steps, args.trace)
     if args.out:
-        report = {"device": device.device_kind, "jax": jax.__version__, "cells": len(study.cells), "setup_s": setup}
         args.out.write_text(json.dumps({**report, "steps": steps, "peak_gib": peak, "compiles": compiles}, indent=1))
 
 

@@ -28,7 +28,7 @@ from model.lora import LoraConfig, init_lora
 from model.qwen2 import Qwen2, rope_angles, rotate
 from model.qwen2 import attend as plain_attend
 from model.tiles import FEW, MANY, MOST_FEW, Tile, Tiles
-from rollout.trace import trace_kernels
+from rollout.trace import by_name, trace_kernels
 
 ODD = ModelConfig(vocab=512, width=384, layers=2, heads=6, kv_heads=2, head_dim=64, mlp=768, qkv_bias=True)
 """Three query heads a key head, three tiles of everything."""
@@ -169,7 +169,7 @@ def time_kernels(config: ModelConfig, cells: int, batch: int, slots: int, tiles:
     token.block_until_ready()
     ms = 1e3 * (time.perf_counter() - started) / steps
     with tempfile.TemporaryDirectory() as scratch:
-        kernels = trace_kernels(lambda: compiled(laid_out, cache), Path(scratch))
+        kernels = by_name(trace_kernels(lambda: compiled(laid_out, cache), Path(scratch)))
     us = {name: round(1e3 * total / count, 2) for name, total, count in kernels if count >= steps}
     return {"ms": ms, "layers": config.layers, "compile_s": compile_s, "us": us}
 

@@ -160,16 +160,11 @@ def _rows(tokens: int, width: int) -> int:
 
 
 def _packed_shape(lengths_P: list[list[int]], micro_rows: int, buckets: tuple[int, ...]) -> tuple[int, int, int]:
-    """(rows, width, tokens) of a slot of a packed micro-batch. Tokens come in quarters of the room, so that few shapes
-    are compiled: all but a cell's last parts are nearly full."""
-    room = micro_rows * buckets[-1]
+    """(rows, width, tokens) of a slot of a packed micro-batch. A last part has all the room too: what is saved by less
+    is soon lost again, since a GPU tunes every product of a new size, which takes longer than all else of compiling."""
     widths = [_bucket(lengths[0], buckets) for lengths in lengths_P]
-    for quarter in (1, 2, 3, 4):
-        tokens = min(room, _whole(room * quarter // 4, 128))
-        rows = _rows(tokens, min(widths))
-        if all(sum(lengths) <= tokens and len(lengths) <= rows for lengths in lengths_P):
-            break
-    return rows, max(widths), tokens
+    room = micro_rows * buckets[-1]
+    return _rows(room, min(widths)), max(widths), room
 
 
 def _empty(shape: tuple[int, int, int], selected: int, packed_tokens: int | None) -> Batch:

@@ -31,7 +31,7 @@ from rollout.episode import RowId
 from rollout.policy import Policy, Reply, Request
 from rollout.scorer import Forced, score
 from rollout.setup import BUILTIN, BUILTINS, stack
-from rollout.trace import kind_of, trace_kernels
+from rollout.trace import by_name, kind_of, trace_kernels
 
 CHECKED_ROWS = 8
 """Rows of each cell whose log-probs are compared with the training forward's."""
@@ -265,7 +265,7 @@ def main(argv: list[str] | None = None) -> int:
     if not args.no_trace:
         with tempfile.TemporaryDirectory() as scratch:
             asked, sampling = requests_of(policy, args), Sampling(args.temperature, args.top_p)
-            kernels = trace_kernels(lambda: policy.sample(asked, sampling), args.trace or Path(scratch))
+            kernels = by_name(trace_kernels(lambda: policy.sample(asked, sampling), args.trace or Path(scratch)))
     show(found, kernels, console)
     if args.out:
         args.out.write_text(json.dumps({**found, "kernels": kernels[:50]}, indent=1))

@@ -1,11 +1,11 @@
-"""Which kernels a device ran, and of what kind, from the Perfetto file that jax.profiler writes."""
+"""Which kernels a device ran, of what kind, and when it ran none, from the Perfetto file that jax.profiler writes."""
 
 import gzip
 import json
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -19,15 +19,40 @@ KINDS = {
 """Kinds of kernel, by what their names hold; the first that fits."""
 
 
-def trace_kernels(call: Callable[[], Any], folder: Path) -> list[tuple[str, float, int]]:
-    """(kernel, ms in all, count) of one `call`, the longest first, from a Perfetto trace left in `folder`."""
+class Kernel(NamedTuple):
+    """One run of a kernel: `start` and `duration`, ms."""
+
+    name: str
+    start: float
+    duration: float
+
+
+class Gap(NamedTuple):
+    """A time in which no kernel ran: `start` after the first kernel's and `duration`, ms, and between which kernels."""
+
+    start: float
+    duration: float
+    after: str
+    before: str
+
+
+class Busy(NamedTuple):
+    """From the first kernel's start to the last one's end, ms; how much of it kernels ran; the gaps, longest first."""
+
+    span: float
+    busy: float
+    gaps: list[Gap]
+
+
+def trace_kernels(call: Callable[[], Any], folder: Path) -> list[Kernel]:
+    """The kernels of one `call`, as they began, from a Perfetto trace left in `folder`."""
     with jax.profiler.trace(str(folder), create_perfetto_trace=True):
         jax.block_until_ready(call())
     files = sorted(folder.rglob("perfetto_trace.json.gz"))
     return read_kernels(files[-1]) if files else []
 
 
-def read_kernels(file: Path) -> list[tuple[str, float, int]]:
+def read_kernels(file: Path) -> list[Kernel]:
     """Kernels of the device's streams in a Perfetto file; none where the trace has no device (a CPU)."""
     with gzip.open(file) as opened:
         events = json.load(opened)["traceEvents"]
@@ -37,12 +62,34 @@ def read_kernels(file: Path) -> list[tuple[str, float, int]]:
         for e in events
         if e.get("name") == "thread_name" and e["pid"] in devices and "Stream" in e["args"]["name"]
     }
+    kernels = [
+        Kernel(e["name"], e.get("ts", 0.0) / 1e3, e.get("dur", 0.0) / 1e3)
+        for e in events
+        if e.get("ph") == "X" and (e["pid"], e["tid"]) in streams
+    ]
+    return sorted(kernels, key=lambda kernel: kernel.start)
+
+
+def by_name(kernels: list[Kernel]) -> list[tuple[str, float, int]]:
+    """(kernel, ms in all, count), the longest first."""
     total: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
-    for event in events:
-        if event.get("ph") == "X" and (event["pid"], event["tid"]) in streams:
-            total[event["name"]][0] += event.get("dur", 0.0) / 1e3
-            total[event["name"]][1] += 1
+    for kernel in kernels:
+        total[kernel.name][0] += kernel.duration
+        total[kernel.name][1] += 1
     return sorted(((name, ms, int(count)) for name, (ms, count) in total.items()), key=lambda k: -k[1])
+
+
+def busy(kernels: list[Kernel]) -> Busy:
+    """How much of the time kernels ran, of kernels in the order in which they began. Streams may overlap."""
+    gaps, ran, end, last = [], 0.0, kernels[0].start, kernels[0].name
+    for kernel in kernels:
+        stop = kernel.start + kernel.duration
+        if kernel.start > end:
+            gaps.append(Gap(end - kernels[0].start, kernel.start - end, last, kernel.name))
+        ran += max(0.0, stop - max(end, kernel.start))
+        if stop >= end:
+            end, last = stop, kernel.name
+    return Busy(end - kernels[0].start, ran, sorted(gaps, key=lambda gap: -gap.duration))
 
 
 def kind_of(kernel: str) -> str:

@@ -21,15 +21,24 @@ def test_kernels_are_those_of_the_devices_streams(tmp_path):
         {"ph": "M", "name": "thread_name", "pid": 1, "tid": 7, "args": {"name": "Stream #7(Compute)"}},
         {"ph": "M", "name": "thread_name", "pid": 1, "tid": 8, "args": {"name": "XLA Ops"}},
         {"ph": "M", "name": "thread_name", "pid": 2, "tid": 7, "args": {"name": "Stream of nothing"}},
-        {"ph": "X", "pid": 1, "tid": 7, "name": "gemm_1", "dur": 1500.0},
-        {"ph": "X", "pid": 1, "tid": 7, "name": "fusion_2", "dur": 250.0},
-        {"ph": "X", "pid": 1, "tid": 7, "name": "gemm_1", "dur": 500.0},
+        {"ph": "X", "pid": 1, "tid": 7, "name": "gemm_1", "ts": 3000.0, "dur": 1500.0},
+        {"ph": "X", "pid": 1, "tid": 7, "name": "fusion_2", "ts": 2000.0, "dur": 250.0},
+        {"ph": "X", "pid": 1, "tid": 7, "name": "gemm_1", "ts": 1000.0, "dur": 500.0},
         {"ph": "X", "pid": 1, "tid": 8, "name": "gemm_1", "dur": 9999.0},
         {"ph": "X", "pid": 2, "tid": 7, "name": "host", "dur": 9999.0},
     ]
     file = tmp_path / "perfetto_trace.json.gz"
     file.write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))
-    assert trace.read_kernels(file) == [("gemm_1", 2.0, 2), ("fusion_2", 0.25, 1)]
+    kernels = trace.read_kernels(file)
+    assert kernels == [("gemm_1", 1.0, 0.5), ("fusion_2", 2.0, 0.25), ("gemm_1", 3.0, 1.5)]
+    assert trace.by_name(kernels) == [("gemm_1", 2.0, 2), ("fusion_2", 0.25, 1)]
+
+
+def test_when_the_device_was_idle():
+    """a from 1 to 3 ms, b within it, c from 2.5 to 4 on another stream; nothing until d at 6; e 0.5 ms after d."""
+    spans = {"a": (1, 2), "b": (1.5, 0.5), "c": (2.5, 1.5), "d": (6, 1), "e": (7.5, 0.5)}
+    found = trace.busy([trace.Kernel(name, *span) for name, span in spans.items()])
+    assert found == trace.Busy(7.0, 4.5, [trace.Gap(3.0, 2.0, "c", "d"), trace.Gap(6.0, 0.5, "d", "e")])
 
 
 def test_kinds_by_name():

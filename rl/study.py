@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
+from threading import Thread
 from typing import Any
 
 import jax
@@ -89,6 +90,7 @@ class Study:
 
 def prepare(config: Config) -> Study:
     """Build a study; raises errors that name the setting, file or problem at fault."""
+    Thread(target=jax.devices).start()  # a GPU takes seconds to wake, in which tokenizer and problems can be read
     tasks = build_tasks(config)
     cells = [Cell(*cell) for cell in cells_of(config, tasks)]
     tokenizer, model_dir = load_tokenizer(config)

@@ -1,8 +1,9 @@
 """`python -m bench.kernels`: the decode kernels against the plain model in fp32, and where a step's microseconds go.
 
 --check prints a JSON line a comparison: each part of a layer, at shapes that don't fill their tiles, against
-model.qwen2 in fp32 on the same weights; the error allowed is the one that plain JAX makes in the same compute type, and
-half again. --tune times every kernel of a decode step from a trace, for the tiles in use or those of a JSON file.
+model.qwen2 in fp32 on the same weights, and a training pass's gradients likewise (bench.gradient); the error allowed is
+the one that plain JAX makes in the same compute type, and half again. --tune times every kernel of a decode step from a
+trace, for the tiles in use or those of a JSON file.
 """
 
 import argparse
@@ -21,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from bench.gradient import CHECKED, check_gradient
 from model import fused
 from model.config import QWEN2_5_1_5B, ModelConfig
 from model.executables import LARGE_PRODUCTS
@@ -180,6 +182,13 @@ def read_tiles(fields: dict[str, Any], rows: int) -> Tiles:
     return dataclasses.replace(used, **{k: Tile(*v) if isinstance(v, list) else v for k, v in fields.items()})
 
 
+def report(records: list[dict[str, Any]]) -> bool:
+    """Print the records; are all right?"""
+    for record in records:
+        print(json.dumps(record), flush=True)
+    return all(record["ok"] for record in records)
+
+
 def main(argv: list[str] | None = None) -> int:
     """The exit status: 0, or 1 if a comparison failed."""
     parser = argparse.ArgumentParser(prog="python -m bench.kernels", description=__doc__)
@@ -199,9 +208,8 @@ def main(argv: list[str] | None = None) -> int:
             cases += [(one, 1, 32, 1024), (one, 3, 32, 1024), (one, 1, 128, 1056)]
         with ThreadPoolExecutor(len(cases)) as pool:  # compilation is most of it, and takes cores, not turns
             for records in pool.map(lambda case: compare(*case, dtype), cases):
-                for record in records:
-                    print(json.dumps(record), flush=True)
-                    ok = ok and record["ok"]
+                ok &= report(records)
+        ok &= report(check_gradient(CHECKED if gpu else ODD, dtype))
     if args.tune:
         config = dataclasses.replace(QWEN2_5_1_5B, layers=args.layers)
         for fields in json.loads(args.tiles.read_text()) if args.tiles else [{}]:

@@ -13,7 +13,11 @@ from model.remat import Remat, saved_bytes
 from rollout.scorer import LOGIT_CHUNK
 
 TOKENS_AT_ONCE = 48 * 1024
-"""Padded tokens of a micro-batch, over its slots, beyond which a device is no busier."""
+"""Tokens of a micro-batch, over its slots, beyond which a CPU is no busier."""
+
+GPU_TOKENS_AT_ONCE = 24 * 1024
+"""The same for a GPU (11k and 22k tokens at once take equally long a token, bench/NOTES.md). What a pass keeps is
+allocated in one piece, which a memory with other things in it may not have."""
 
 SHARE = 0.8
 """Share of the free memory that is planned with; the rest is for what is not counted, and for fragments."""
@@ -41,9 +45,9 @@ def plan_memory(
     on a CPU the small model's compute is what takes time. Counted: saved activations (model.remat), one layer's
     backward pass (6 F numbers a token), a chunk of logits with its gradient in each slot, and a copy of the base.
     """
-    most = max(1, min(cells, TOKENS_AT_ONCE // row_tokens))
     if free is None:
-        return MemoryPlan(wanted or "none", most)
+        return MemoryPlan(wanted or "none", max(1, min(cells, TOKENS_AT_ONCE // row_tokens)))
+    most = max(1, min(cells, GPU_TOKENS_AT_ONCE // row_tokens))
     item = jnp.dtype(dtype).itemsize
     left = SHARE * free - item * sizes.parameters
 

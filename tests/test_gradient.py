@@ -3,7 +3,9 @@
 import argparse
 import json
 import math
+from functools import partial
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -38,3 +40,20 @@ def test_a_gradient_that_is_none_is_refused(norm, status, tmp_path, monkeypatch,
     assert gradient.main(["--rows", "3", "--out", str(tmp_path / "g.json")]) == status
     assert json.loads((tmp_path / "g.json").read_text())["rows"] == 3
     assert capsys.readouterr().out.startswith("{")
+
+
+@pytest.mark.slow
+def test_gradients_are_checked_against_fp32s(monkeypatch):
+    """Padded and packed are right; a packed row that lacks a token is found out."""
+    check = partial(gradient.check_gradient, tiny.CONFIG, jnp.float32, cells=1, rank=4, longest=48)
+    for record in check():
+        assert record["ok"] and record["max_err"] < 1e-4, record
+
+    def forgetful(*args, packed, **settings):
+        plan = pack(*args, packed=packed, **settings)
+        if packed:
+            plan.batches[0].places[0, 0] = plan.batches[0].tokens[0].size
+        return plan
+
+    monkeypatch.setattr(gradient, "pack", forgetful)
+    assert [record["ok"] for record in check()] == [True, False]

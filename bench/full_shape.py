@@ -112,7 +112,9 @@ def one_step(study: Study, step: int) -> dict[str, float]:
         "step_s": updated - started - compile_s,
         "sampled_tokens": policy.sampled_tokens - before[1],
         "chats": sum(len(group) for episodes_PG in episodes_XPG for group in episodes_PG),
-        "train_tokens": sum(length(row) for rows in rows_X for row in rows if row.advantage != 0),
+        "train_tokens": sum(
+            length(row) for rows in rows_X for row in rows if row.utterance.trained and row.advantage != 0
+        ),
         "computed_train_tokens": sum(b.computed_tokens for b in plan.batches),
         "live_rows": int(plan.live_rows_X.sum()),
         "sampling_logp_gap": float(stats.gap_mean.mean()),

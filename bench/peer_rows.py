@@ -220,8 +220,7 @@ def _ours(places: Places, repeats: int, long_repeats: int, tiny: bool) -> list[M
     step = ("-m", "bench.full_shape", "--preset", preset, "--out", "{report}", *_data_flags(places, tiny), "--steps")
     no_data = None if tiny or (places.tokenizer and places.data) else "it needs --tokenizer and --data"
     rules = ("--credit", "grpo", "reinforce_ada", "raft", "mixed_partners", "--seeds", "17", "18", "19")
-    # Many cells: shapes that waste less are worth their compilation. Of a flag given twice the last counts.
-    rules += () if tiny else ("--micro-rows", "4", "--prompt-buckets", "128", "320", "512", "1024")
+    rules += () if tiny else ("--micro-rows", "4")  # many cells' last micro-batches, each of which may be half empty
     cached = ("--seeds", "17", "--compile-cache")
     whole = (*step, str(repeats + 1), *cached, "{work}/cache-{run}")
     cold = _own("startup_cold", whole, read_cold, 110, 240, no_data)
@@ -252,7 +251,7 @@ def _data_flags(places: Places, tiny: bool) -> tuple[str, ...]:
     """bench/NOTES.md's, so that its numbers and these are of one shape."""
     if tiny:
         return ("--data", "stories", "--max-prompt-tokens", "160")
-    flags = "--max-prompt-tokens 1024 --prompt-buckets 320 512 1024 --train-buckets 512 896 1408".split()
+    flags = "--max-prompt-tokens 1024 --prompt-buckets 192 352 576 1024 --train-buckets 512 896 1408".split()
     return ("--tokenizer", str(places.tokenizer), "--data", str(places.data), *flags)
 
 

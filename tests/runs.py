@@ -1,7 +1,16 @@
-"""Run directories written by hand: what rl.train leaves, with numbers whose provenance can be seen."""
+"""Small runs: the flags of one, and run directories written by hand, with numbers whose provenance can be seen."""
 
 import json
+import shutil
 from pathlib import Path
+
+from rollout.setup import BUILTIN
+
+SIZES = "--train-problems 8 --heldout-problems 2 --problems-per-step 2 --episodes-per-problem 2 --rank 4 --show-every 0"
+# One shape of each kind, so that little is compiled.
+SHAPES = "--prompt-buckets 160 --train-buckets 192 --micro-rows 16"
+SMALL = [*SIZES.split(), *SHAPES.split(), *"--arms channel_on channel_off --steps 2 --checkpoint-every 1".split()]
+"""Flags of a run that takes seconds."""
 
 EVALUATION_STEP = 1 << 30
 CHAT_READS = ((), (0,), (0, 1), (0, 1, 2))
@@ -129,3 +138,12 @@ def write_run(path: Path, episodes=None, finished=True, steps=2, **changes) -> P
     if finished:
         (path / "results.json").write_text(json.dumps(results(**changes)))
     return path
+
+
+def builtin_copy(tmp_path, **changes):
+    """A copy of the built-in model, with fields of its config.json changed."""
+    copy = tmp_path / "model"
+    shutil.copytree(BUILTIN, copy)
+    raw = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(raw | changes))
+    return copy

@@ -118,3 +118,17 @@ def test_packing_wastes_little_and_needs_few_shapes():
     assert len(batches) == 8 and computed == 8 * 11_264 <= 1.04 * sum(lengths)
     assert {b.tokens.shape for b in batches} == {(1, 16, 1408), (1, 26, 896), (1, 44, 512)}
     assert sum(int((b.places < b.tokens[0].size).sum()) for b in batches) == sum(lengths)
+
+
+def test_packed_shapes_are_bounded_by_the_buckets():
+    """Whatever rows a step has: one size, as wide as the longest row of a micro-batch, with room for the shortest."""
+    rng, buckets, shapes = np.random.default_rng(0), (16, 24, 32), set()
+    for _ in range(40):
+        cells = [
+            [row([1] * int(n), [2, 3], 1.0) for n in rng.integers(1, 31, int(rng.integers(0, 60)))] for _ in range(3)
+        ]
+        for batch in pack(cells, 4, buckets, packed=True, slots=2).batches:
+            shapes.add((batch.tokens.shape, batch.places.shape, batch.select.shape))
+    widest = {(tokens[2], tokens[1]) for tokens, _, _ in shapes}
+    assert {places for _, places, _ in shapes} == {(2, 4 * 32)} and {select for _, _, select in shapes} == {(2, 4 * 32)}
+    assert widest <= {(wide, -(-2 * 4 * 32 // narrow)) for wide in buckets for narrow in buckets if narrow <= wide}

@@ -228,7 +228,7 @@ def _ours(places: Places, repeats: int, long_repeats: int, tiny: bool) -> list[M
     warm = _own("startup_warm", first, read_startup("startup_warm"), 35, 240, no_data)
     return [
         *out,
-        _own("methods", (*step, "2", *rules), read_methods, 290, 480, no_data),
+        _own("methods", (*step, "2", *rules), read_methods, 230, 480, no_data),
         replace(cold, gives=(*cold.gives, ("step", "ours")), runs=long_repeats, fills="cache"),
         replace(warm, runs=repeats, after=(cold.name, "cache-0")),
         Measurement(
@@ -236,7 +236,7 @@ def _ours(places: Places, repeats: int, long_repeats: int, tiny: bool) -> list[M
             ((CHECKS, "ours"),),
             ("-m", "bench.kernels", "--check"),
             lambda output: [],
-            60,
+            110,
             240,
             skip=None if importlib.util.find_spec("bench.kernels") else "absent: there is no bench.kernels",
         ),

@@ -23,16 +23,12 @@ class Packing(NamedTuple):
         return jnp.maximum((self.inverse < self.places.shape[0]).sum(axis=1, dtype=jnp.int32), 1)
 
 
-def unpacked_places(places_Z: jax.Array, room: int) -> jax.Array:
-    """[room]: which of Z each of `room` flat places holds, Z for none."""
-    count = places_Z.shape[0]
-    # Padding is all at the one place beyond, which is dropped.
-    return jnp.full(room, count, jnp.int32).at[places_Z].set(jnp.arange(count, dtype=jnp.int32), mode="drop")
-
-
 def packing_of(places_Z: jax.Array, rows: int, width: int) -> Packing:
     """The packing of rows [`rows`, `width`] whose tokens are at `places_Z`."""
-    return Packing(places_Z, unpacked_places(places_Z, rows * width).reshape(rows, width))
+    count, room = places_Z.shape[0], rows * width
+    # Padding is all at the one place beyond, which is dropped.
+    inverse = jnp.full(room, count, jnp.int32).at[places_Z].set(jnp.arange(count, dtype=jnp.int32), mode="drop")
+    return Packing(places_Z, inverse.reshape(rows, width))
 
 
 @jax.custom_vjp

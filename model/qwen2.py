@@ -14,10 +14,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
+from model.attention import attend, attend_causally, rope_angles, rotate
 from model.config import ModelConfig
 from model.folded import Base, folded_linears
 from model.lora import LayerLora, Lora, by_layer, lora_update
-from model.packing import packing_of, repack, unpack
+from model.packing import Packing, repack, unpack
 from model.remat import Remat, checkpointed
 
 Cache = list[tuple[jax.Array, jax.Array]]
@@ -93,8 +94,9 @@ class Attention(nnx.Module):
         self.o_proj = Linear(queries, config.width, False, rngs, dtype)
 
     def __call__(self, x, rope, mask_BTS, lora, scale, layer_cache, slot, folded, packing):
-        """x [B*T, D] -> ([B*T, D], the layer's cache with T tokens written from `slot` on, or None)."""
-        c, (batch, steps) = self.config, rope[0].shape[:2]  # packed: of one row, Z
+        """x [B*T, D] -> ([B*T, D], the layer's cache with T tokens written from `slot` on, or None); packed, B is 1 and
+        T is Z."""
+        c, (batch, steps) = self.config, rope[0].shape[:2]
         members = {"q_proj": self.q_proj, "k_proj": self.k_proj, "v_proj": self.v_proj}
         q, k, v = (y.reshape(batch, steps, -1, c.head_dim) for y in linears(x, members, lora, scale, folded))
         q, k = checkpoint_name(rotate(q, rope), "q"), checkpoint_name(rotate(k, rope), "k")
@@ -169,25 +171,21 @@ class Qwen2(nnx.Module):
         slot: jax.Array | int = 0,
         remat: Remat = "none",
         folded: bool = False,
-        places_Z: jax.Array | None = None,
+        packing: Packing | None = None,
     ) -> tuple[jax.Array, Cache | None]:
         """Final hidden states [B, T, D], and the cache with these tokens written at `slot`...`slot + T - 1`.
 
         `mask_BTS` bool: may token t see slot s (without a cache S is T); None: every token sees those before it among
         these in its row, and nothing that the cache held. `lora` is one cell's, or a list of its layers;
         `scale_B` fp32 is alpha / rank for rows that use it and 0 for the untrained base. `remat`: what the backward
-        pass computes again (model.remat). `folded`: linears by model.folded, for many tokens on a GPU. `places_Z`,
-        without a mask and a cache: the flat places in B * T whose tokens are computed, B * T for none (model.packing);
-        then the states are [1, Z, D], of these tokens in this order.
+        pass computes again (model.remat). `folded`: linears by model.folded, for many tokens on a GPU. `packing`
+        (model.packing), without a mask and a cache: only its tokens are computed, and the states are [1, Z, D].
         """
         scale = None if lora is None else jnp.repeat(scale_B, tokens_BT.shape[1])
-        packing = None
-        if places_Z is not None:
+        if packing is not None:
             assert mask_BTS is None and cache is None, "packed rows see what is before them in their row, and no cache"
-            packing = packing_of(places_Z, *tokens_BT.shape)
-            scale = None if scale is None else scale.at[places_Z].get(mode="fill", fill_value=0)
-            flat = tokens_BT.reshape(1, -1), positions_BT.reshape(1, -1)
-            tokens_BT, positions_BT = (x.at[:, places_Z].get(mode="fill", fill_value=0) for x in flat)
+            scale = None if scale is None else repack(scale.reshape(tokens_BT.shape), packing)
+            tokens_BT, positions_BT = (repack(x, packing)[None] for x in (tokens_BT, positions_BT))
         batch, steps = tokens_BT.shape
         x = self.embed_tokens[...][tokens_BT.reshape(-1)]
         rope = rope_angles(positions_BT, self.config)
@@ -250,61 +248,3 @@ def init_cache(config: ModelConfig, rows: int, slots: int, dtype: jnp.dtype) -> 
     """An empty cache of `slots` slots for `rows` rows."""
     shape = (rows, config.kv_heads, slots, config.head_dim)
     return [(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(config.layers)]
-
-
-def rope_angles(positions_BT: jax.Array, config: ModelConfig) -> tuple[jax.Array, jax.Array]:
-    """cos and sin, [B, T, C/2] fp32 (Su et al., 2021; the half-split layout of Hugging Face)."""
-    half = config.head_dim // 2
-    frequency = config.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angle = positions_BT.astype(jnp.float32)[..., None] * frequency[None, None]
-    return jnp.cos(angle), jnp.sin(angle)
-
-
-def rotate(x: jax.Array, rope: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Apply RoPE to [B, T, heads, C]: the first half of C pairs with the second."""
-    cos, sin = (r[:, :, None] for r in rope)
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
-
-
-def half_on_gpu(dtype: jnp.dtype) -> bool:
-    """Half precision on a GPU: what flash attention and the decode kernels serve."""
-    return jax.default_backend() == "gpu" and dtype in (jnp.bfloat16, jnp.float16)
-
-
-def attend_causally(q: jax.Array, k: jax.Array, v: jax.Array, lengths_B: jax.Array | None = None) -> jax.Array:
-    """Every token sees itself and those before it: q [B, T, H, C], k and v [B, T, K, C] -> [B, T, H, C].
-
-    On a GPU in half precision by cuDNN's flash attention, which keeps no T x T scores (for a training pass at the 1.5B
-    shape these are most of its memory); elsewhere as `attend`. `lengths_B` int32: what comes after so many tokens of a
-    row is padding, need not be computed, and may be anything.
-    """
-    if half_on_gpu(q.dtype):
-        ends = {"query_seq_lengths": lengths_B, "key_value_seq_lengths": lengths_B}
-        return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn", **ends)
-    batch, steps = q.shape[:2]
-    seen_TT = jnp.tril(jnp.ones((steps, steps), bool))
-    mask_BTT = jnp.broadcast_to(seen_TT[None], (batch, steps, steps))
-    return attend(q, k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3), mask_BTT)
-
-
-def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask_BTS: jax.Array) -> jax.Array:
-    """Softmax attention: q [B, T, H, C], k and v [B, K, S, C], mask [B, T, S] -> [B, T, H, C].
-
-    One batched product over [B, K] with the G = H/K queries of a group side by side; the softmax is normalised after
-    the value product, which touches T*C numbers instead of T*S. A token that may see nothing gets
-    the mean of the values, not NaN.
-    """
-    batch, steps, heads, dim = q.shape
-    kv_heads, slots = k.shape[1:3]
-    group = heads // kv_heads
-    q = q.reshape(batch, steps, kv_heads, group, dim).transpose(0, 2, 3, 1, 4).reshape(batch, kv_heads, -1, dim)
-    scores = jnp.einsum("bkmc,bksc->bkms", q, k, preferred_element_type=jnp.float32) * dim**-0.5
-    scores = scores.reshape(batch, kv_heads, group, steps, slots)
-    scores = jnp.where(mask_BTS[:, None, None], scores, -1e30)
-    weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(-1, keepdims=True)))
-    total = weights.sum(-1).reshape(batch, kv_heads, group * steps, 1)
-    weights = weights.reshape(batch, kv_heads, group * steps, slots).astype(v.dtype)
-    out = jnp.einsum("bkms,bksc->bkmc", weights, v, preferred_element_type=jnp.float32) / total
-    out = out.reshape(batch, kv_heads, group, steps, dim).transpose(0, 3, 1, 2, 4)
-    return out.reshape(batch, steps, heads, dim).astype(q.dtype)

@@ -104,13 +104,13 @@ def pack(
     batches = []
     for group in groups:
         lengths_P = [[length(row) for row, _ in part.rows] for part in group]
-        replies = [len(row.utterance.tokens) for part in group for row, _ in part.rows]
         if packed:
             rows, width, tokens = _packed_shape(lengths_P, micro_rows, buckets)
             batch = _empty((slots, rows, width), tokens, tokens)
         else:
             width = _bucket(max(map(max, lengths_P)), buckets)
-            selected = micro_rows * _whole(max(replies), reply_bucket)
+            longest_reply = max(len(row.utterance.tokens) for part in group for row, _ in part.rows)
+            selected = micro_rows * -(-longest_reply // reply_bucket) * reply_bucket
             batch = _empty((slots, micro_rows, width), selected, None)
         _fill(batch, group)
         batches.append(batch)
@@ -120,10 +120,6 @@ def pack(
 def length(row: Row) -> int:
     """Tokens of a row."""
     return len(row.utterance.prompt_tokens) + len(row.utterance.tokens)
-
-
-def _whole(count: int, step: int) -> int:
-    return -(-count // step) * step
 
 
 def _bucket(longest: int, buckets: tuple[int, ...]) -> int:

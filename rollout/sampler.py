@@ -14,10 +14,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from model.attention import half_on_gpu
 from model.folded import pays
 from model.fused import fuse, fused_hidden, plan_of
 from model.lora import by_layer
-from model.qwen2 import Cache, half_on_gpu, init_cache
+from model.qwen2 import Cache, init_cache
 from rollout.distribution import Shape, penalise, shaped_logits, token_logp
 
 PREFILL_TOKENS = 64 * 1024

@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 
 from model.folded import pays
-from model.packing import unpacked_places
+from model.packing import packing_of
 from model.qwen2 import head_product
 from model.remat import Remat
 from rollout.distribution import BARRED, Sampling, Shape, picked_and_total, shaped_logits, token_logp
@@ -51,19 +51,21 @@ def selected_logp(
 ) -> jax.Array:
     """Log-probs [M] fp32 of one cell's selected tokens (flat positions in B * T), given all before them in their row.
 
-    Rows start in column 0; what stands to the right of a row's tokens is never seen, and with `places_Z` (see
-    Qwen2.hidden) not computed. Of `select_M` the first `count` are made and the rest are zeros; the same for all cells.
-    Logits are made for the selected tokens only, a chunk at a time, and once: a token's log-prob depends on its own
-    state alone, so its slope, [D], is found beside it and kept, and the backward pass only scales it.
+    Rows start in column 0; what stands to the right of a row's tokens is never seen, and not computed with `places_Z`:
+    the flat positions of the rows' tokens, B * T for none. Of `select_M` the first `count` are made and the rest are
+    zeros; the same for all cells. Logits are made for the selected tokens only, a chunk at a time, and once: a token's
+    log-prob depends on its own state alone, so its slope, [D], is found beside it and kept, and the backward pass only
+    scales it.
     """
     rows, width = tokens_BT.shape
     positions = jnp.broadcast_to(jnp.arange(width)[None], (rows, width))
     # Padding is to the right of every real token, so causality alone hides it.
-    options = {"remat": remat, "folded": pays(), "places_Z": places_Z}
+    packing = None if places_Z is None else packing_of(places_Z, rows, width)
+    options = {"remat": remat, "folded": pays(), "packing": packing}
     hidden, _ = model.hidden(tokens_BT, positions, None, lora, scale_B, **options)
     before_M = jnp.maximum(select_M - 1, 0)
-    if places_Z is not None:
-        before_M = unpacked_places(places_Z, rows * width)[before_M]
+    if packing is not None:
+        before_M = packing.inverse.reshape(-1)[before_M]
     hidden_M = hidden.reshape(-1, hidden.shape[-1])[before_M]
     return _token_logp(hidden_M, tokens_BT.reshape(-1)[select_M], model.head, shape, allowed_V, count)
 

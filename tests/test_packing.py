@@ -37,7 +37,7 @@ def test_a_models_states_of_packed_rows():
     tokens = jax.random.randint(jax.random.key(0), (3, 4), 0, tiny.CONFIG.vocab)
     where, scale = jnp.broadcast_to(jnp.arange(4)[None], (3, 4)), jnp.asarray([2.0, 0.0, 1.0])
     padded, _ = model.hidden(tokens, where, None, lora, scale)
-    packed, _ = model.hidden(tokens, where, None, lora, scale, places_Z=PLACES)
+    packed, _ = model.hidden(tokens, where, None, lora, scale, packing=packing_of(PLACES, 3, 4))
     assert packed.shape == (1, 8, tiny.CONFIG.width)
     expected = padded.reshape(12, -1)[PLACES[:6]]
     np.testing.assert_allclose(packed[0, :6], expected, rtol=1e-4, atol=1e-5)

@@ -1,6 +1,7 @@
 """bench.peers: whatever a subprocess did is recorded, peers' lines are read, and the table shows all of it."""
 
 import argparse
+import dataclasses
 import json
 import time
 from pathlib import Path
@@ -127,6 +128,17 @@ def test_going_on_keeps_what_went_well(tmp_path):
     assert run(plan, tmp_path, into, again=True)["runs"][0] != first[0]
 
 
+def test_a_later_call_may_ask_for_more_repeats(tmp_path, monkeypatch, capsys):
+    plan = program("""import time; print('{"s": %f}' % time.time())""", read=seconds_of)
+    monkeypatch.setattr(peers, "measurements", lambda places, few, many, tiny: [dataclasses.replace(plan, runs=many)])
+    values = []
+    for times in ("1", "2", "2"):
+        assert peers.main(["--out", str(tmp_path / "r.json"), "--commit", "a", "--long-repeats", times]) == 0
+        kept = json.loads((tmp_path / "r.json").read_text())["measurements"]["m"]["runs"]
+        values.append([run["figures"][0]["values"] for run in kept])
+    assert values[0] == values[1][:1] and len(values[1]) == 2 and values[2] == values[1]
+
+
 def test_the_command_refuses_to_mix_commits(tmp_path, capsys):
     out = str(tmp_path / "r.json")
     assert peers.main(["--tiny", "--out", out, "--only", "methods", "--commit", "a", "--budget-s", "0"]) == 0
@@ -172,8 +184,9 @@ def test_reading_our_own():
     steps = [{"step_s": s, "decode_s": s / 2, "sampling_logp_gap": s, "sampling_logp_gap_max": s} for s in (9, 2, 4)]
     (got,) = peer_rows.read_steps(Output([], {"steps": steps, "peak_gib": 11.0}, 0.0))
     assert got.values == [2, 4] and got.beside["decode_s"] == 1.5 and got.beside["sampling_logp_gap_max"] == 4
-    (got,) = peer_rows.read_methods(Output([], {"steps": steps[:2]}, 0.0))
-    assert got.values == [pytest.approx(80 * 2 / 60)]
+    (got,) = peer_rows.read_methods(Output([], {"steps": steps, "peak_gib": 11.0}, 0.0))
+    assert got.row == "methods" and got.values == pytest.approx([80 * 2 / 60, 80 * 4 / 60])
+    assert got.note == "80 x a step of 3.0 s"
     first = {"ended_at": 1090.0, "compile_s": 60.0, "step_s": 7.0}
     (got,) = peer_rows.read_startup("startup_cold")(Output([], {"steps": [first], "setup_s": 12.0}, 1000.0))
     assert got.values == [90.0]

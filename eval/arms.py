@@ -25,8 +25,9 @@ def compare_arms(
 ) -> list[dict[str, Any]]:
     """One entry an (arm, credit), in order of appearance: its metrics over seeds, and pass@1 against the first one's.
 
-    `cells` need `arm`, `credit`, `seed`; `values[i]` are those of cell i's evaluation; `base` the untrained base's
-    repeated evaluations, for the noise band; `with_base[i]` those of cell i beside the untrained base.
+    `cells` need `arm`, `credit`, `seed` and may have `diagnostics` (eval.results); `values[i]` are those of cell i's
+    evaluation; `base` the untrained base's repeated evaluations, for the noise band; `with_base[i]` those of cell i
+    beside the untrained base.
     `spread` is of the seeds' pass@1. Raises ValueError where an evaluation lacks a problem that another has.
     """
     groups: dict[tuple[str, str], list[int]] = {}
@@ -44,12 +45,25 @@ def compare_arms(
         entry["spread"] = None if spread is None else spread._asdict()
         beside_SP = table([with_base[i] or {} for i in members], "pass_at_1") if with_base else None
         entry["with_untrained_partner"] = None if beside_SP is None else over_seeds(beside_SP)._asdict()
+        entry["diagnostics"] = diagnostics_over_seeds([cells[i].get("diagnostics", {}) for i in members])
         if members is not first:
             band = noise_band([np.mean(list(v["pass_at_1"].values())) for v in base], len(members), len(first))
             pairs = [table([values[i] for i in group], "pass_at_1") for group in (members, first)]
             entry["against_first"] = compare(*pairs, band)._asdict()
         entries.append(entry)
     return entries
+
+
+def diagnostics_over_seeds(found_S: Sequence[Mapping[str, Mapping[str, float] | None]]) -> dict[str, Any]:
+    """{name: the mean over seeds with Student's t interval, `n` seeds} of what training measured of its credit.
+
+    None where fewer than two seeds have it: an interval over one run's steps says nothing of another run.
+    """
+    over: dict[str, Any] = {}
+    for name in found_S[0]:
+        means_S = np.array([found[name]["mean"] for found in found_S if found[name] is not None])
+        over[name] = over_seeds(means_S[:, None])._asdict() if means_S.size > 1 else None
+    return over
 
 
 def table(values_S: Sequence[Values], metric: str) -> np.ndarray | None:

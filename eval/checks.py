@@ -134,34 +134,34 @@ def reward_hacks(answers: Sequence[tuple[str, str, float]], seed: int = 0) -> di
     for problem, text, grade in answers:
         groups[problem].append((text, grade))
     mixed = [group for group in groups.values() if len({grade for _, grade in group}) > 1]
-    rng = np.random.default_rng(seed)
-    features = {name: _correlate(mixed, feature, rng) for name, feature in FEATURES.items()}
+    texts = [text for group in mixed for text, _ in group]
+    group_N = np.repeat(np.arange(len(mixed)), [len(group) for group in mixed])
+    grade_N = _centred(np.array([grade for group in mixed for _, grade in group]), group_N)
+    # A group's answers stand together, so sorting by group and a random fraction shuffles within groups.
+    fraction_DN = np.random.default_rng(seed).random((PERMUTATIONS, len(texts)))
+    shuffled_DN = grade_N[np.argsort(group_N + fraction_DN, axis=1)]
+    features = {}
+    for name, feature in FEATURES.items():
+        value_N = _centred(np.array([feature(text) for text in texts]), group_N)
+        features[name] = _correlate(value_N, grade_N, shuffled_DN)
     looks = [name for name, found in features.items() if found["verdict"] == "look"]
     known = [name for name, found in features.items() if found["verdict"] != "unknown"]
     verdict = f"look at: {', '.join(looks)}" if looks else ("nothing found" if known else "unknown: no power")
     return {"problems_with_both_grades": len(mixed), "n": len(answers), "features": features, "verdict": verdict}
 
 
-def _correlate(
-    groups: Sequence[Sequence[tuple[str, float]]], feature: Callable[[str], float], rng: np.random.Generator
-) -> dict[str, Any]:
-    values = [np.array([feature(text) for text, _ in group]) for group in groups]
-    grades = [np.array([grade for _, grade in group]) for group in groups]
-    centred = [v - v.mean() for v in values]
-    if not groups or not any(v.any() for v in centred):
+def _centred(value_N: np.ndarray, group_N: np.ndarray) -> np.ndarray:
+    """Each value less the mean of its group; groups are numbered from 0."""
+    return value_N - (np.bincount(group_N, value_N) / np.bincount(group_N))[group_N] if value_N.size else value_N
+
+
+def _correlate(value_N: np.ndarray, grade_N: np.ndarray, shuffled_DN: np.ndarray) -> dict[str, Any]:
+    if np.allclose(value_N, 0):
         return {"r": None, "floor": None, "verdict": "unknown"}
-    x = np.concatenate(centred)
-    r = _pearson(x, np.concatenate([g - g.mean() for g in grades]))
-    shuffled = [
-        abs(_pearson(x, np.concatenate([rng.permutation(g) - g.mean() for g in grades]))) for _ in range(PERMUTATIONS)
-    ]
-    floor = float(np.quantile(shuffled, 0.95))
+    scale = np.sqrt((value_N @ value_N) * (grade_N @ grade_N))
+    r, floor = float(grade_N @ value_N / scale), float(np.quantile(np.abs(shuffled_DN @ value_N) / scale, 0.95))
     verdict = "unknown" if floor > DETECTABLE else ("look" if abs(r) > floor else "clear")
     return {"r": r, "floor": floor, "verdict": verdict}
-
-
-def _pearson(x: np.ndarray, y: np.ndarray) -> float:
-    return float((x * y).sum() / np.sqrt((x * x).sum() * (y * y).sum()))
 
 
 def pinned(config: Mapping[str, Any]) -> dict[str, Any]:

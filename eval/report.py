@@ -71,6 +71,8 @@ def page(run: Run, drawn: Mapping[str, Drawn]) -> str:
         task=run.config.get("task", "unknown"),
         question=QUESTIONS.get(run.config.get("task", ""), "What do copies of one model learn to do for each other?"),
         verdicts=verdicts(run),
+        rules=credit_by_rule(run),
+        by_cell=[(cell["name"], cell["diagnostics"]) for cell in run.results["cells"]] if run.results else [],
         columns=columns(run.evaluations),
         labels=METRIC_LABELS,
         figures={name: (one, Markup(one.svg)) for name, one in drawn.items()},
@@ -103,7 +105,7 @@ def verdicts(run: Run) -> list[dict[str, Any]]:
     untrained = {e.arm: e.metrics.get("pass_at_1") for e in run.evaluations if e.stage == "untrained"}
     return [
         {
-            "rule": f"{entry['arm']}, {entry['credit']}",
+            "rule": rule_of(entry),
             "seeds": len(entry["seeds"]),
             "untrained": untrained.get(entry["arm"]),
             "value": entry["metrics"]["pass_at_1"],
@@ -115,6 +117,25 @@ def verdicts(run: Run) -> list[dict[str, Any]]:
         }
         for entry in run.arms
     ]
+
+
+def credit_by_rule(run: Run) -> list[tuple[str, dict[str, Any]]]:
+    """(rule, {name: estimate}) of each: held-out metrics but pass@1, then diagnostics of training; what no rule has is
+    left out. Empty where no rule has two seeds."""
+    rows = []
+    for entry in run.arms:
+        held_out = {METRIC_LABELS[name]: got for name, got in entry["metrics"].items() if name != "pass_at_1"}
+        rows.append((rule_of(entry), held_out, entry.get("diagnostics", {})))
+    if not any(any(trained.values()) for _, _, trained in rows):
+        return []
+    rows = [(rule, {**held_out, **trained}) for rule, held_out, trained in rows]
+    names = [name for name in rows[0][1] if any(found.get(name) for _, found in rows)]
+    return [(rule, {name: found.get(name) for name in names}) for rule, found in rows]
+
+
+def rule_of(entry: Mapping[str, Any]) -> str:
+    """'channel_on, grpo': one of eval.arms' entries."""
+    return f"{entry['arm']}, {entry['credit']}"
 
 
 def columns(evaluated: Sequence[Evaluated]) -> list[str]:
@@ -154,7 +175,7 @@ def number(value: Any) -> str:
         return str(value)
     if isinstance(value, int) or abs(value) >= 100:
         return f"{value:,.0f}"
-    return f"{value:.2f}"
+    return f"{round(value, 2) + 0.0:.2f}"  # no "-0.00"
 
 
 def plain(value: Any) -> str:

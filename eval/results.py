@@ -2,7 +2,8 @@
 
 results.json, schema 2:
 `schema`, `task`, `config`; `base` {arm: metrics}; `cells` [{name, arm, credit, seed, steps, adapter, diagnostics, cost,
-evaluations {trained, with_untrained_partner: metrics}}]; `arms` (eval.arms: rules across seeds, and against the first);
+evaluations {trained, with_untrained_partner: metrics}}]; `arms` (eval.arms: rules across seeds, their diagnostics too,
+and against the first);
 `checks` (eval.checks, each with a `verdict`); `sampling` {train, evaluation}; `data` (counts, fingerprints, what was
 left out); `versions`, `device`; `seconds` by phase; `compiles` {shape: seconds}. Metrics are {name: {mean, low, high,
 n} or null}; intervals are 95%. Schema 1 had no checks, costs or spreads.
@@ -32,6 +33,8 @@ PACKAGES = "jax jaxlib flax optax orbax-checkpoint transformers tokenizers datas
 
 
 DIAGNOSTICS = (
+    "credit/split_half_reliability",
+    "credit/own_correct_correlation",
     "reward",
     "credit/flat_first_frac",
     "credit/flat_group_frac",
@@ -39,8 +42,6 @@ DIAGNOSTICS = (
     "credit/flat_notes_frac",
     "credit/mean_abs_advantage_notes",
     "credit/mean_abs_advantage_answers",
-    "credit/own_correct_correlation",
-    "credit/split_half_reliability",
 )
 
 

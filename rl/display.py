@@ -140,6 +140,28 @@ def arms_table(arms: list[dict[str, Any]]) -> RenderableType:
     return table
 
 
+RELIABILITY = "credit/split_half_reliability"
+
+
+def notes_table(arms: list[dict[str, Any]]) -> RenderableType | None:
+    """What every rule's notes are worth, and how well their credit repeats itself; None where neither was measured."""
+    names = [name for name in ("notes_send_own", "notes_right") if any(entry["metrics"][name] for entry in arms)]
+    repeats = any(entry["diagnostics"].get(RELIABILITY) for entry in arms)
+    if not names and not repeats:
+        return None
+    title = "across seeds: notes and their credit, mean and 95% interval"
+    table = Table(title=title, title_justify="left", collapse_padding=True, pad_edge=False)
+    table.add_column("rule", overflow="fold")
+    several = len({entry["arm"] for entry in arms}) > 1
+    for label in [METRIC_LABELS[name] for name in names] + ["credit repeats"] * repeats:
+        table.add_column(label, no_wrap=True)
+    for entry in arms:
+        found = [entry["metrics"][name] for name in names] + [entry["diagnostics"].get(RELIABILITY)] * repeats
+        rule = entry["credit"] + f"\n{entry['arm']}" * several
+        table.add_row(rule, *map(format_estimate, found))
+    return table
+
+
 def rows_of(results: dict[str, Any]) -> Sequence[tuple[str, dict[str, Any]]]:
     """(label of a few short lines, metrics) of every evaluation in a results file."""
     rows = [(f"{arm}\nuntrained", metrics) for arm, metrics in results["base"].items()]

@@ -123,6 +123,8 @@ def run(config: Config, resuming: bool, console: Console) -> None:
         console.print(display.results_table(results))
         if len(results["arms"]) > 1:
             console.print(display.arms_table(results["arms"]))
+            if (notes := display.notes_table(results["arms"])) is not None:
+                console.print(notes)
     console.print(display.seconds_table(results["seconds"], results["compiles"]))
     console.print(f"saved: {path}/results.json, adapters/, metrics.jsonl, episodes.jsonl, checkpoints/", markup=False)
     console.print(report_or_say(path), markup=False, soft_wrap=True)

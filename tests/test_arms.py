@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import t as student_t
 
-from eval.arms import compare_arms, table
+from eval.arms import compare_arms, diagnostics_over_seeds, table
 from eval.stats import compare, noise_band, over_seeds, seed_half_width, seed_spread, verdict
 
 
@@ -90,6 +90,14 @@ def test_arms_of_a_study():
     assert first["metrics"]["pass_at_1"]["mean"] == 0.25 and second["metrics"]["pass_at_1"]["mean"] == 0.875
     assert second["against_first"]["delta"] == 0.625
     assert first["metrics"]["notes_right"]["n"] == 2 and first["metrics"]["sends_own"] is None
+
+
+def test_credit_over_seeds_by_hand():
+    """Seeds 0.5 and 0.7: mean 0.6, sd 0.1 * sqrt(2), so 12.706 * 0.1 on each side; one seed has no interval."""
+    found = [{"reliable": {"mean": 0.5}, "flat": None}, {"reliable": {"mean": 0.7}, "flat": {"mean": 0.1}}]
+    got = diagnostics_over_seeds(found)
+    assert got["reliable"]["mean"] == pytest.approx(0.6) and got["reliable"]["n"] == 2
+    assert got["reliable"]["high"] - 0.6 == pytest.approx(1.2706, rel=1e-4) and got["flat"] is None
 
 
 def test_the_spread_of_seeds_by_hand():

@@ -120,3 +120,16 @@ def test_arms_show_their_difference_and_verdict():
     plain = rendered(display.arms_table([first, first | {"credit": "rescue", "against_first": against}]))
     assert "+0.44 [+0.36, +0.52]" in plain and "moved" in plain and plain.count("0.30 [0.25, 0.35]") == 2
     assert max(map(len, plain.splitlines())) <= 80
+
+
+def test_notes_and_their_credit_by_rule():
+    """A rule whose credit was not measured has a dash; a study without notes or re-readings has no table."""
+    metrics = {"notes_send_own": estimate(0.96), "notes_right": None}
+    credited = {"arm": "readers_and_writers", "credit": "rescue", "metrics": metrics}
+    measured = credited | {"diagnostics": {display.RELIABILITY: estimate(0.77)}}
+    plain = rendered(display.notes_table([credited | {"diagnostics": {display.RELIABILITY: None}}, measured]))
+    first, second = (line for line in plain.splitlines() if "rescue" in line)
+    assert "0.96 [0.91, 1.01]" in first and "0.77" not in first and "0.77 [0.72, 0.82]" in second
+    assert "notes send own" in plain and "notes right" not in plain and max(map(len, plain.splitlines())) <= 80
+    chat = {"metrics": dict.fromkeys(metrics), "diagnostics": {}}
+    assert display.notes_table([credited | chat]) is None

@@ -80,7 +80,7 @@ def test_half_a_surrogate_pair_does_not_break_the_file(tmp_path):
 
 def test_the_verdict_comes_first_and_numbers_have_their_n(tmp_path):
     text = page_of(write_run(tmp_path / "run")).text
-    order = ["talk_to_solve", "Verdict", "Held-out evaluations", "Learning curves", "Published figures", "Credit by"]
+    order = ["talk_to_solve", "Verdict", "Held-out evaluations", "Learning curves", "Published figures", "Cell by cell"]
     places = [text.index(part) for part in order]
     assert places == sorted(places)
     assert (
@@ -135,6 +135,20 @@ def test_the_team_with_an_untrained_partner_has_a_column_where_it_was_measured(t
     assert "with an untrained partner against" not in page_of(write_run(tmp_path / "none")).text
 
 
+def test_credit_by_rule_where_seeds_measured_it(tmp_path):
+    first, second = results()["arms"]
+    reliable = {"mean": 0.64, "low": 0.5, "high": 0.78, "n": 5}
+    notes = {**first["metrics"], "notes_send_own": {"mean": 0.95, "low": 0.91, "high": 0.99, "n": 600}}
+    arms = [
+        {**first, "metrics": notes, "diagnostics": {"credit/split_half_reliability": reliable, "reward": None}},
+        {**second, "diagnostics": {"credit/split_half_reliability": None, "reward": None}},
+    ]
+    text = page_of(write_run(tmp_path / "run", arms=arms)).text
+    assert "rule notes send own split half reliability channel_on, grpo 0.95 [0.91, 0.99], n 600 0.64" in text
+    assert "channel_off, grpo – – " in text
+    assert "rule notes send own" not in page_of(write_run(tmp_path / "none")).text
+
+
 def test_a_run_that_was_not_evaluated(tmp_path):
     cells = [{**cell, "evaluations": {}} for cell in results()["cells"]]
     text = page_of(write_run(tmp_path / "run", arms=[], base={}, cells=cells)).text
@@ -143,7 +157,16 @@ def test_a_run_that_was_not_evaluated(tmp_path):
 
 @pytest.mark.parametrize(
     "value, shown",
-    [(None, "–"), (0.125, "0.12"), (12.345, "12.35"), (1200, "1,200"), (1234.5, "1,234"), (True, "True"), ("x", "x")],
+    [
+        (None, "–"),
+        (0.125, "0.12"),
+        (-0.001, "0.00"),
+        (12.345, "12.35"),
+        (1200, "1,200"),
+        (1234.5, "1,234"),
+        (True, "True"),
+        ("x", "x"),
+    ],
 )
 def test_numbers(value, shown):
     assert report.number(value) == shown

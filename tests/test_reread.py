@@ -191,7 +191,7 @@ def test_scores_are_log_softmax(monkeypatch, tokens_at_once):
             given = np.array([*row.prompt_tokens, *row.tokens])
             table = log_softmax(lora, np.pad(given, (0, 96 - len(given))), jnp.float32([row.scale * policy.lora_scale]))
             where = np.arange(len(row.prompt_tokens), len(given))
-            np.testing.assert_allclose(logp, table[where - 1, given[where]], atol=1e-5)
+            np.testing.assert_allclose(logp, table[where - 1, given[where]], atol=1e-4)
 
 
 def test_evidence_is_about_the_gold_on_each_board():

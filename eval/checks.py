@@ -156,6 +156,8 @@ def _centred(value_N: np.ndarray, group_N: np.ndarray) -> np.ndarray:
 
 
 def _correlate(value_N: np.ndarray, grade_N: np.ndarray, shuffled_DN: np.ndarray) -> dict[str, Any]:
+    """Pearson's r of a feature and the grades, and its floor; all are centred, [N] answers and [D, N] shuffles, so a
+    shuffle changes no sum of squares."""
     if np.allclose(value_N, 0):
         return {"r": None, "floor": None, "verdict": "unknown"}
     scale = np.sqrt((value_N @ value_N) * (grade_N @ grade_N))

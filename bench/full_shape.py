@@ -1,4 +1,4 @@
-"""A step at the Qwen2.5-1.5B shape: seconds by phase, tokens/s, peak memory, compilations.
+"""A step at the Qwen2.5-1.5B shape: seconds by phase, tokens/s, peak memory, compilations and what was kept of them.
 
 Random weights, real prompts, the real tokenizer, every reply forced to its cap, and grades drawn by a coin so that
 hardly a group is flat; but rules that replay flat problems see all of them flat until their last round. So this is the
@@ -179,16 +179,19 @@ def main() -> None:
     print(
         f"peak memory {peak:.1f} GiB; sampled {last['sampled_tokens'] / last['step_s']:,.0f} tokens/s of a whole step"
     )
-    compiles = {"x".join(map(str, k)): s for k, s in study.policy.compiles.items()} | study.learner.compiles
-    print(
-        f"{len(compiles)} compiles, {sum(compiles.values()):.1f} s: "
-        + "; ".join(f"{k} {s:.1f}" for k, s in compiles.items())
-    )
     report = {"device": device.device_kind, "jax": jax.__version__, "cells": len(study.cells), "setup_s": setup}
+    report |= {"steps": steps, "peak_gib": peak}
+    for what in ("compiles", "loads"):
+        of_policy = {"x".join(map(str, name)): s for name, s in getattr(study.policy, what).items()}
+        report[what] = seconds = of_policy | getattr(study.learner, what)
+        print(
+            f"{len(seconds)} {what}, {sum(seconds.values()):.1f} s: "
+            + "; ".join(f"{name} {s:.1f}" for name, s in seconds.items())
+        )
     if args.trace:
         report["traced"] = traced_step(study, args.steps, args.trace)
     if args.out:
-        args.out.write_text(json.dumps({**report, "steps": steps, "peak_gib": peak, "compiles": compiles}, indent=1))
+        args.out.write_text(json.dumps(report, indent=1))
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@ results.json, schema 2:
 evaluations {trained, with_untrained_partner: metrics}}]; `arms` (eval.arms: rules across seeds, their diagnostics too,
 and against the first);
 `checks` (eval.checks, each with a `verdict`); `sampling` {train, evaluation}; `data` (counts, fingerprints, what was
-left out); `versions`, `device`; `seconds` by phase; `compiles` {shape: seconds}. Metrics are {name: {mean, low, high,
-n} or null}; intervals are 95%. Schema 1 had no checks, costs or spreads.
+left out); `versions`, `device`; `seconds` by phase (`compile` is also loading what an earlier run kept); `compiles`
+{shape: seconds}, without what was loaded. Metrics are {name: {mean, low, high, n} or null}; intervals are 95%. Schema 1
+had no checks, costs or spreads.
 """
 
 import importlib.metadata

@@ -143,7 +143,8 @@ class Config:
     out: Path | None = None
     """Run directory; by default runs/<task>-<date>-<time>."""
     compile_cache: Path | None = None
-    """Directory in which compiled executables are kept, so that later runs of the same shapes start at once."""
+    """Directory in which compiled executables are kept, so that later runs of the same shapes start at once. It must be
+    trusted: what lies there is run."""
     checkpoint_every: int = 10
     """Steps between checkpoints."""
     episodes_every: int = 10

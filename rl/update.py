@@ -7,6 +7,7 @@ gradient and update are `vmap`ped. Logits are computed for trained tokens only, 
 
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +17,7 @@ import optax
 from flax import nnx
 
 from model.executables import compile_together
+from model.programs import Program
 from model.remat import Remat
 from rl.batch import Batch
 from rl.loss import LossStats, policy_gradient_loss
@@ -65,7 +67,7 @@ def batch_loss(
     count: jax.Array,
     shape: Shape,
     allowed_V: jax.Array,
-    config: OptimConfig,
+    clip: tuple[float, float],
     remat: Remat,
 ) -> tuple[jax.Array, LossStats]:
     """One cell's share of the step's loss from one micro-batch, and its sums; `count`: of `select`, see the scorer."""
@@ -80,8 +82,7 @@ def batch_loss(
         pick(batch.advantage),
         pick(batch.loss_mask),
         pick(batch.weight),
-        config.clip_low,
-        config.clip_high,
+        *clip,
     )
 
 
@@ -111,7 +112,8 @@ class Learner:
     config: OptimConfig
     sampling: Sampling
     remat: Remat
-    compiles: dict[tuple, float] = field(default_factory=dict)
+    compiles: dict[str, float] = field(default_factory=dict)
+    loads: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=lambda: {"update": 0.0, "compile": 0.0})
     _executables: dict[tuple, Any] = field(default_factory=dict)
 
@@ -131,7 +133,12 @@ class Learner:
         started = time.perf_counter()
         grads = jax.tree.map(jnp.zeros_like, state.lora)
         sums = []
-        self._compile_gradients(state.lora, batches)
+        apply = partial(apply_gradients, self.config)
+        rest = {
+            "norm": Program(grad_norms, (grads,)),
+            "apply": Program(apply, (grads, state.opt_state, state.lora), donate=(1, 2)),
+        }
+        self._prepare(self._gradients(state.lora, batches) | rest)
         for batch in batches:
             grads, stats = self.accumulate(state.lora, grads, batch)
             sums.append(stats)
@@ -143,53 +150,44 @@ class Learner:
                 f"step {int(state.step)}: loss {stats.loss.tolist()}, gradient norm {grad_norm.tolist()} for cells "
                 f"{np.flatnonzero(broken).tolist()}; the update was not applied"
             )
-        lora, opt_state = self._run("apply", _apply(self.config), (1, 2), grads, state.opt_state, state.lora)
+        lora, opt_state = self._executables["apply"](grads, state.opt_state, state.lora)
         jax.block_until_ready(lora)
         self.seconds["update"] += time.perf_counter() - started - (self.seconds["compile"] - compiling)
         return TrainState(state.step + 1, lora, opt_state), stats._replace(grad_norm=grad_norm)
 
-    def _compile_gradients(self, lora: Any, batches: list[Batch]) -> None:
-        """Compile the step's new shapes, side by side."""
-        new = {gradient_name(b): b for b in batches if gradient_name(b) not in self._executables}
+    def _prepare(self, programs: dict[str, Program]) -> None:
+        """Load or compile those that are new, side by side, and count them."""
+        new = {name: program for name, program in programs.items() if name not in self._executables}
         if not new:
             return
         started = time.perf_counter()
-        run = jax.jit(self._gradient, donate_argnums=2)
-        lowered = [(run.lower(*self._gradient_args(lora, lora, batch)), True) for batch in new.values()]
-        self._executables |= dict(zip(new, compile_together(lowered), strict=True))
+        built = dict(zip(new, compile_together(list(new.values())), strict=True))
+        self._executables |= {name: one.executable for name, one in built.items()}
         seconds = time.perf_counter() - started
-        self.compiles |= dict.fromkeys(new, seconds / len(new))
+        for name, one in built.items():
+            (self.loads if one.loaded else self.compiles)[name] = seconds / len(new)
         self.seconds["compile"] += seconds
+
+    def _gradients(self, lora: Any, batches: list[Batch]) -> dict[str, Program]:
+        """The program of each new shape among `batches`."""
+        function = partial(add_gradient, self.graph, (self.config.clip_low, self.config.clip_high), self.remat)
+        return {
+            gradient_name(batch): Program(function, self._gradient_args(lora, lora, batch), donate=(2,), large=True)
+            for batch in batches
+            if gradient_name(batch) not in self._executables
+        }
 
     def _gradient_args(self, lora: Any, grads: Any, batch: Batch) -> tuple:
         batch, shape = jax.tree.map(jnp.asarray, batch), self.sampling.arrays(fixed=True)
         return self.base, lora, grads, batch, shape, jnp.float32(self.lora_scale), self.allowed_V
 
-    def _gradient(self, base, lora, grads, batch, shape, scale, allowed_V):
-        """`grads` plus the gradient of one micro-batch, and its sums, for every cell."""
-        model = nnx.merge(self.graph, base)
-        cells, count = batch.cells, selected_count(batch.select)
-
-        def slot(lora, batch):
-            def loss(lora):
-                return batch_loss(model, lora, scale, batch, count, shape, allowed_V, self.config, self.remat)
-
-            return jax.grad(loss, has_aux=True)(lora)
-
-        new, stats = over_cells(slot)(jax.tree.map(lambda leaf: leaf[cells], lora), batch)
-        count = jax.tree.leaves(lora)[0].shape[0]
-        zero = jnp.zeros(count, jnp.float32)
-        totals = jax.tree.map(lambda stat: zero.at[cells].add(stat), stats)
-        totals = totals._replace(gap_max=zero.at[cells].max(stats.gap_max))
-        return jax.tree.map(lambda total, part: total.at[cells].add(part), grads, new), totals
-
     def accumulate(self, lora: Any, grads: Any, batch: Batch) -> tuple[Any, LossStats]:
         """Add one micro-batch's gradient to `grads` (which is donated)."""
-        self._compile_gradients(lora, [batch])
+        self._prepare(self._gradients(lora, [batch]))
         return self._executables[gradient_name(batch)](*self._gradient_args(lora, grads, batch))
 
     def _totals(self, sums: list[LossStats], grads: Any, cells: int) -> tuple[StepStats, np.ndarray]:
-        norm = self._run("norm", lambda grads: jax.vmap(optax.tree.norm)(grads), (), grads)
+        norm = self._executables["norm"](grads)
         zero = np.zeros(cells, np.float32)
         got, grad_norm = jax.device_get((sums, norm))
         total = LossStats(*(sum((getattr(s, f) for s in got), zero) for f in LossStats._fields))
@@ -200,27 +198,50 @@ class Learner:
             grad_norm,
         )
 
-    def _run(self, name: str, function: Any, donate: tuple[int, ...], *args: Any) -> Any:
-        if name not in self._executables:
-            started = time.perf_counter()
-            self._executables[name] = jax.jit(function, donate_argnums=donate).lower(*args).compile()
-            self.compiles[name] = time.perf_counter() - started
-            self.seconds["compile"] += self.compiles[name]
-        return self._executables[name](*args)
+
+def add_gradient(
+    graph: Any,
+    clip: tuple[float, float],
+    remat: Remat,
+    base: Any,
+    lora: Any,
+    grads: Any,
+    batch: Batch,
+    shape: Shape,
+    scale: jax.Array,
+    allowed_V: jax.Array,
+) -> tuple[Any, LossStats]:
+    """`grads` plus the gradient of one micro-batch, and its sums, for every cell; `clip`: its lower and upper bound."""
+    model = nnx.merge(graph, base)
+    cells, count = batch.cells, selected_count(batch.select)
+
+    def slot(lora, batch):
+        def loss(lora):
+            return batch_loss(model, lora, scale, batch, count, shape, allowed_V, clip, remat)
+
+        return jax.grad(loss, has_aux=True)(lora)
+
+    new, stats = over_cells(slot)(jax.tree.map(lambda leaf: leaf[cells], lora), batch)
+    count = jax.tree.leaves(lora)[0].shape[0]
+    zero = jnp.zeros(count, jnp.float32)
+    totals = jax.tree.map(lambda stat: zero.at[cells].add(stat), stats)
+    totals = totals._replace(gap_max=zero.at[cells].max(stats.gap_max))
+    return jax.tree.map(lambda total, part: total.at[cells].add(part), grads, new), totals
+
+
+def grad_norms(grads: Any) -> jax.Array:
+    """[X]: each cell's norm of its gradient."""
+    return jax.vmap(optax.tree.norm)(grads)
+
+
+def apply_gradients(config: OptimConfig, grads: Any, opt_state: Any, lora: Any) -> tuple[Any, Any]:
+    """The cells' adapters after one AdamW step, and its state."""
+    # optax raises floats to integer powers, which strict promotion (our tests) refuses.
+    with jax.numpy_dtype_promotion("standard"):
+        updates, opt_state = jax.vmap(optimiser(config).update)(grads, opt_state, lora)
+        return optax.apply_updates(lora, updates), opt_state
 
 
 def gradient_name(batch: Batch) -> str:
     """The name of a micro-batch's shape: slots x rows x tokens, and how many may be trained; packed, are there."""
     return f"gradient {'x'.join(map(str, batch.tokens.shape))} for {batch.select.shape[1]}"
-
-
-def _apply(config: OptimConfig) -> Any:
-    transform = optimiser(config)
-
-    def apply(grads, opt_state, lora):
-        # optax raises floats to integer powers, which strict promotion (our tests) refuses.
-        with jax.numpy_dtype_promotion("standard"):
-            updates, opt_state = jax.vmap(transform.update)(grads, opt_state, lora)
-            return optax.apply_updates(lora, updates), opt_state
-
-    return apply

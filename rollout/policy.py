@@ -6,18 +6,20 @@ rounded up to buckets, so the number of compilations is at most rows x prompt bu
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.stages import Compiled, Lowered
+from jax.stages import Compiled
 
 from model.config import ModelConfig
 from model.executables import compile_together
 from model.fused import fits
+from model.programs import Program
 from rollout.distribution import Sampling
 from rollout.episode import RowId
 from rollout.sampler import Rows, base_dtype, decode, prefill
@@ -55,7 +57,8 @@ class Policy:
 
     `lora` is a tree with leading cell axis X; `lora_scale` is alpha / rank. `prompt_buckets` and `row_buckets` are
     ascending. `force_length` ignores the end-of-turn token (benchmarks). `fused`: decode by model.fused; None:
-    where its kernels fit. `text`: its text work.
+    where its kernels fit. `text`: its text work. `compiles` and `loads`: the seconds that each shape took that was
+    compiled, and that was kept by an earlier process (model.executables); `seconds["compile"]` is of both.
     """
 
     config: ModelConfig
@@ -72,6 +75,7 @@ class Policy:
     sampled_tokens: int = 0
     decode_steps: int = 0
     compiles: dict[tuple, float] = field(default_factory=dict)
+    loads: dict[tuple, float] = field(default_factory=dict)
     _executables: dict[tuple, list[Compiled]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -183,30 +187,21 @@ class Policy:
 
     def _compiled(self, lora: Any, rows: Rows, new_slots: int, penalised: bool, sampling: Sampling) -> list[Compiled]:
         fused = self.fused if self.fused is not None else fits(self.config, base_dtype(self.base))
+        args = (self.base, lora, rows)
+        first = Program(partial(prefill, self.graph, new_slots=new_slots, penalised=penalised), args, large=True)
+        rest = (first, sampling.arrays(), self._allowed, self._ends)
+        then = Program(partial(decode, self.graph, fused=fused), (*args, *rest), donate=(3,))
+        return self.executable((*rows.tokens.shape, new_slots, penalised), [first, then])
 
-        def run_prefill(base, lora, rows):
-            return prefill(self.graph, base, lora, rows, new_slots, penalised)
-
-        def run_decode(base, lora, rows, state, shape, allowed_V, ends_E):
-            return decode(self.graph, base, lora, rows, state, shape, allowed_V, ends_E, fused)
-
-        def lower() -> list[tuple[Lowered, bool]]:
-            args = (self.base, lora, rows)
-            state = jax.eval_shape(run_prefill, *args)
-            lowered_decode = jax.jit(run_decode, donate_argnums=3).lower(
-                *args, state, sampling.arrays(), self._allowed, self._ends
-            )
-            return [(jax.jit(run_prefill).lower(*args), True), (lowered_decode, False)]
-
-        return self.executable((*rows.tokens.shape, new_slots, penalised), lower)
-
-    def executable(self, name: tuple, lower: Callable[[], list[tuple[Lowered, bool]]]) -> list[Compiled]:
-        """The executables called `name`; compiled and counted the first time (`lower` as in compile_together)."""
+    def executable(self, name: tuple, programs: Sequence[Program]) -> list[Compiled]:
+        """The executables called `name`, of these programs: compiled or loaded the first time, and counted."""
         if name not in self._executables:
             started = time.perf_counter()
-            self._executables[name] = compile_together(lower())
-            self.compiles[name] = time.perf_counter() - started
-            self.seconds["compile"] += self.compiles[name]
+            built = compile_together(programs)
+            self._executables[name] = [one.executable for one in built]
+            seconds = time.perf_counter() - started
+            (self.loads if all(one.loaded for one in built) else self.compiles)[name] = seconds
+            self.seconds["compile"] += seconds
         return self._executables[name]
 
 

@@ -5,6 +5,7 @@ followed by forced tokens, for all cells side by side.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ from flax import nnx
 
 from model.folded import pays
 from model.packing import packing_of
+from model.programs import Program
 from model.qwen2 import head_product
 from model.remat import Remat
 from rollout.distribution import BARRED, Sampling, Shape, picked_and_total, shaped_logits, token_logp
@@ -212,16 +214,26 @@ def _score_part(
             select[x, b, : end - start] = b * width + np.arange(start, end)
             scale[x, b] = row.scale * policy.lora_scale
     args = (policy.base, lora, tokens, select.reshape(len(part_X), -1), scale, sampling.arrays(fixed=True))
-
-    def run(base, lora, tokens, select, scale, shape):
-        model, count = nnx.merge(policy.graph, base), selected_count(select)
-
-        def cell(lora, tokens_BT, select_M, scale_B):
-            allowed_V = policy.allowed_V
-            return selected_logp(model, lora, scale_B, tokens_BT, select_M, count, shape, allowed_V, remat="none")
-
-        return over_cells(cell)(lora, tokens, select, scale).reshape(*tokens.shape[:2], forced)
-
+    program = Program(partial(scored, policy.graph), (*args, policy.allowed_V), large=True)
     name = ("score", *tokens.shape, forced, *["truncated"] * sampling.truncates)
-    (compiled,) = policy.executable(name, lambda: [(jax.jit(run).lower(*args), True)])
-    return compiled(*args)
+    (compiled,) = policy.executable(name, [program])
+    return compiled(*program.args)
+
+
+def scored(
+    graph: Any,
+    base: Any,
+    lora: Any,
+    tokens_XBT: jax.Array,
+    select_XM: jax.Array,
+    scale_XB: jax.Array,
+    shape: Shape,
+    allowed_V: jax.Array,
+) -> jax.Array:
+    """`selected_logp` of every cell's rows, as many tokens of each: [X, B, M / B]."""
+    model, count = nnx.merge(graph, base), selected_count(select_XM)
+
+    def cell(lora, tokens_BT, select_M, scale_B):
+        return selected_logp(model, lora, scale_B, tokens_BT, select_M, count, shape, allowed_V, remat="none")
+
+    return over_cells(cell)(lora, tokens_XBT, select_XM, scale_XB).reshape(*tokens_XBT.shape[:2], -1)

@@ -153,7 +153,7 @@ def test_the_gradient_is_a_finite_difference(rows_2, monkeypatch, chunk):
     @jax.jit
     def loss(size):
         moved = jax.tree.map(lambda a, d: a + size * d, lora, direction)
-        args = cell, selected_count(cell.select), SAMPLING.arrays(), learn.allowed_V, learn.config, "none"
+        args = cell, selected_count(cell.select), SAMPLING.arrays(), learn.allowed_V, (0.2, 0.28), "none"
         return batch_loss(model, moved, jnp.float32(2.0), *args)[0]
 
     slope = float(jax.grad(loss)(jnp.float32(0)))

@@ -69,7 +69,6 @@ def config_of(args: argparse.Namespace) -> Config:
         micro_rows=args.micro_rows,
         prompt_buckets=tuple(args.prompt_buckets),
         train_buckets=tuple(args.train_buckets),
-        steps=args.steps,
         force_length=True,
         **({"dtype": args.dtype} if args.dtype else {}),
     )

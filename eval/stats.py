@@ -4,8 +4,7 @@ from math import comb
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import bootstrap, chi2
-from scipy.stats import t as student_t
+import scipy  # not scipy.stats, which takes a second to import: scipy imports it where it is first used
 
 BOOTSTRAP_DRAWS = 2000
 BOOTSTRAP_SEED = 0
@@ -41,7 +40,7 @@ def ratio_estimate(total_P: np.ndarray, count_P: np.ndarray) -> Estimate | None:
     if total_P.size == 1 or np.ptp(ratio_P) == 0:
         # Nothing varies between problems: the resamples are all alike and the interval is the point.
         return Estimate(mean, mean, mean, n)
-    interval = bootstrap(
+    interval = scipy.stats.bootstrap(
         (total_P, count_P),
         lambda total, count, axis: total.sum(axis=axis) / count.sum(axis=axis),
         paired=True,
@@ -78,7 +77,7 @@ def paired_interval(delta_P: np.ndarray) -> tuple[float, float]:
     delta_P = np.asarray(delta_P, np.float64)
     if delta_P.size < 2 or np.ptp(delta_P) == 0:
         return float(delta_P.mean()), float(delta_P.mean())
-    interval = bootstrap(
+    interval = scipy.stats.bootstrap(
         (delta_P,),
         np.mean,
         n_resamples=BOOTSTRAP_DRAWS,
@@ -95,7 +94,7 @@ def seed_half_width(means_S: np.ndarray, *others_S: np.ndarray) -> float:
     if degrees == 0:
         return 0.0
     variance = sum(arm.var(ddof=1) / arm.size for arm in arms if arm.size > 1)
-    return float(student_t.ppf(0.975, degrees) * np.sqrt(variance))
+    return float(scipy.stats.t.ppf(0.975, degrees) * np.sqrt(variance))
 
 
 def over_seeds(value_SP: np.ndarray) -> Estimate:
@@ -145,7 +144,7 @@ def seed_spread(means_S: np.ndarray) -> Spread | None:
     if n < 2:
         return None
     sd = float(means_S.std(ddof=1))
-    low, high = (sd * np.sqrt((n - 1) / chi2.ppf(q, n - 1)) for q in (0.975, 0.025))
+    low, high = (sd * np.sqrt((n - 1) / scipy.stats.chi2.ppf(q, n - 1)) for q in (0.975, 0.025))
     return Spread(sd, float(low), float(high), float(means_S.min()), float(means_S.max()), n)
 
 
@@ -157,7 +156,7 @@ def noise_band(base_R: np.ndarray, n_a: int, n_b: int) -> float | None:
     base_R = np.asarray(base_R, np.float64)
     if base_R.size < 2:
         return None
-    return float(student_t.ppf(0.975, base_R.size - 1) * base_R.std(ddof=1) * np.sqrt(1 / n_a + 1 / n_b))
+    return float(scipy.stats.t.ppf(0.975, base_R.size - 1) * base_R.std(ddof=1) * np.sqrt(1 / n_a + 1 / n_b))
 
 
 def verdict(

@@ -3,7 +3,8 @@
 XLA compiles outside Python's lock, so shapes take cores, not turns. Two things are kept in one folder. JAX's own cache
 knows an executable by its lowered code, so a process that uses it still traces and lowers, which takes seconds a
 program at 28 layers. In `programs/` the same executables lie whole under their programs' names (model.programs), and
-are looked up before anything is traced. What has no name, or can't be serialised, has JAX's cache alone.
+are looked up before anything is traced. What has no name, or can't be serialised, has JAX's cache alone; so have the
+small functions that JAX compiles by itself, such as those that draw random weights.
 
 An edit gives every program another name, and leaves most of them the code that they had. So an executable lies there
 under its code's name, and its programs' names lead to it. That JAX's cache has it is not enough: what a CPU takes from
@@ -53,7 +54,7 @@ def keep_executables(folder: Path) -> None:
     _folder = folder.resolve() / "programs"
     _folder.mkdir(parents=True, exist_ok=True)
     jax.config.update("jax_compilation_cache_dir", str(_folder.parent))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def compile_together(wanted: Sequence[Program]) -> list[Built]:

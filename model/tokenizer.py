@@ -8,7 +8,6 @@ Left out: tools, images, and templates that rewrite contents in any way but stri
 """
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -62,7 +61,7 @@ class ChatTokenizer:
         raw = (directory / "tokenizer.json").read_text(encoding="utf-8")
         self.fingerprint = hashlib.sha256((raw + "\0" + self._hf.chat_template).encode()).hexdigest()
         self._whole = Tokenizer.from_str(raw)
-        self._text = _without_added_tokens(json.loads(raw))
+        self._text = _without_added_tokens(self._whole)
         vocabulary = self._whole.get_vocab(with_added_tokens=True)
         self.base_vocab = max(vocabulary.values()) + 1
         self._has_token = np.zeros(self.base_vocab, bool)
@@ -272,10 +271,12 @@ def pieces(decode: Callable[[Sequence[int]], str], tokens: Sequence[int]) -> lis
     return out if "".join(out) == text else [text, *[""] * (len(tokens) - 1)]
 
 
-def _without_added_tokens(raw: dict) -> Tokenizer:
+def _without_added_tokens(whole: Tokenizer) -> Tokenizer:
     """The same model and pre-tokenizer, to which "<|im_end|>" is punctuation and letters."""
-    plain = raw | {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
-    return Tokenizer.from_str(json.dumps(plain))
+    plain = Tokenizer(whole.model)
+    for part in ("normalizer", "pre_tokenizer", "decoder"):
+        setattr(plain, part, getattr(whole, part))
+    return plain
 
 
 def _split(text: str) -> tuple[str | int, ...]:

@@ -35,7 +35,7 @@ LIBRARIES = ("jax", "jaxlib", "flax", "optax", "numpy", "ml_dtypes")
 PLAIN = ("builtins", "functools", "collections", "copyreg", "enum")
 """Where else a value in a name may come from."""
 
-VARIABLES = ("XLA_", "LIBTPU_", "TF_", "TRITON_", "CUDA_", "CUDNN_", "CUBLAS_", "NVIDIA_", "LD_LIBRARY_PATH")
+VARIABLES = ("XLA_", "LIBTPU_", "TF_", "TRITON_", "CUDA_", "CUDNN_", "CUBLAS_", "NVIDIA_", "MOSAIC_", "LD_LIBRARY_PATH")
 """Environment variables, by their beginnings, that compilers and the libraries under them read; JAX_* are in
 jax.config."""
 
@@ -70,9 +70,10 @@ class Program:
         """64 hexadecimal digits that no program with another executable has; None: it can't be named exactly."""
         if len(jax.local_devices()) != 1 or jax.process_count() != 1:
             return None  # which devices a program is for would have to be part of it
+        around = surroundings()
         try:
-            return hashlib.sha256(_bytes((self._parts(), surroundings()))).hexdigest()
-        except (pickle.PicklingError, AttributeError, TypeError):  # what pickle says of closures and live objects
+            return hashlib.sha256(_bytes((self._parts(), around))).hexdigest()
+        except Exception:  # of many types: what pickle says of closures, live objects and odd trees
             return None
 
     def _parts(self) -> tuple:

@@ -158,6 +158,10 @@ def decode(
     keys = row_keys(rows.ids)
     # Here, so that the loop doesn't take the stack apart, or cast it, at every token.
     forward = _fused_forward(model, lora, rows) if fused else _plain_forward(model, lora, rows, base_dtype(base))
+    # The loop carries the cache as `forward` has it: reshaped inside, it would be copied at every token on a CPU.
+    flat = fused or rows.tokens.shape[0] == 1
+    if flat:
+        state = state._replace(cache=jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), state.cache))
 
     def any_row_runs(state: Decoding) -> jax.Array:
         return ~state.done.all() & (state.step < new_slots)
@@ -185,11 +189,16 @@ def decode(
             seen=seen,
         )
 
-    return jax.lax.while_loop(any_row_runs, one_token, state)
+    state = jax.lax.while_loop(any_row_runs, one_token, state)
+    if flat:
+        cells = rows.tokens.shape[0]
+        state = state._replace(cache=jax.tree.map(lambda leaf: leaf.reshape(cells, -1, *leaf.shape[1:]), state.cache))
+    return state
 
 
 def _plain_forward(model: Any, lora: Any, rows: Rows, dtype: jnp.dtype) -> Callable:
-    """(token [X, B], cache, slot, done [X, B]) -> (hidden [X, B, D], cache), a cell beside the other."""
+    """(token [X, B], cache, slot, done [X, B]) -> (hidden [X, B, D], cache), a cell beside the other. The cache of one
+    cell is without the cell axis."""
     layers = jax.tree.map(lambda leaf: leaf.astype(dtype), by_layer(lora, axis=1))
     pad_XB = rows.tokens.shape[2] - rows.lengths
 
@@ -202,23 +211,25 @@ def _plain_forward(model: Any, lora: Any, rows: Rows, dtype: jnp.dtype) -> Calla
             )
             return hidden[:, 0], cache
 
-        return over_cells(cell)(layers, token_XB, pad_XB, rows.scale, cache)
+        if token_XB.shape[0] == 1:
+            one = jax.tree.map(lambda leaf: leaf[0], (layers, token_XB, pad_XB, rows.scale))
+            hidden, cache = cell(*one, cache)
+            return hidden[None], cache
+        return jax.vmap(cell)(layers, token_XB, pad_XB, rows.scale, cache)
 
     return forward
 
 
 def _fused_forward(model: Any, lora: Any, rows: Rows) -> Callable:
-    """The same by model.fused: all cells' rows side by side. A row that is done reads nothing of its cache."""
+    """The same by model.fused: all cells' rows side by side, in the cache too. A row that is done reads none of it."""
     cells, batch = rows.scale.shape
     plan = plan_of(model.config, cells, batch, lora["q_proj"]["a"].shape[-1])
     weights = fuse(model, lora, rows.scale, plan)
     pad_XB = rows.tokens.shape[2] - rows.lengths
 
     def forward(token_XB, cache, slot, done_XB):
-        flat = jax.tree.map(lambda leaf: leaf.reshape(cells * batch, *leaf.shape[2:]), cache)
         first_XB = jnp.where(done_XB, slot, pad_XB)
-        hidden, flat = fused_hidden(model.config, plan, weights, token_XB, first_XB, flat, slot, pad_XB)
-        return hidden, jax.tree.map(lambda leaf: leaf.reshape(cells, batch, *leaf.shape[1:]), flat)
+        return fused_hidden(model.config, plan, weights, token_XB, first_XB, cache, slot, pad_XB)
 
     return forward
 

@@ -27,8 +27,8 @@ from model import fused
 from model.attention import attend as plain_attend
 from model.attention import rope_angles, rotate
 from model.config import QWEN2_5_1_5B, ModelConfig
-from model.executables import LARGE_PRODUCTS
 from model.lora import LoraConfig, init_lora
+from model.programs import LARGE_PRODUCTS
 from model.qwen2 import Qwen2
 from model.tiles import FEW, MANY, MOST_FEW, Tile, Tiles
 from rollout.trace import by_name, trace_kernels

@@ -75,7 +75,7 @@ def save(root: Path, step: int, arrays: PyTree, meta: dict[str, Any], keep: int 
         _write(partial, step, leaves, meta_bytes)
         _publish(partial, final)
     except BaseException as error:
-        _remove(partial)
+        _remove(partial, times=3)
         if not isinstance(error, Exception):  # an interrupt stays an interrupt
             raise
         raise CheckpointError(_explain(root, step, needed, error)) from error
@@ -220,11 +220,14 @@ def _prune(root: Path, step: int, keep: int) -> None:
         _remove(path)
 
 
-def _remove(directory: Path) -> None:
-    """Remove a tree; a thread of a failed save may still be adding to it, so try again for a moment."""
-    for _ in range(20):
+def _remove(directory: Path, times: int = 1) -> None:
+    """Remove a tree. A thread of a failed save may still be adding to it, or make it anew: until it is found gone
+    `times` times, or for five seconds."""
+    gone = 0
+    for _ in range(100):
         shutil.rmtree(directory, ignore_errors=True)
-        if not directory.exists():
+        gone = 0 if directory.exists() else gone + 1
+        if gone == times:
             return
         time.sleep(0.05)
 

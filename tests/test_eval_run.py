@@ -8,6 +8,8 @@ import pytest
 from eval import run as eval_run
 from rl import train
 
+pytestmark = pytest.mark.slow
+
 SMALL = (
     "--train-problems 8 --heldout-problems 4 --problems-per-step 2 --show-every 0 --seeds 1 2 --steps 2 --lr 3e-3 "
     "--base-evaluations 2"

@@ -31,6 +31,7 @@ def said(episodes_PG, turns=(0, 1, 2)):
     return [[[e.utterances[u].tokens.tolist() for u in turns] for e in group] for group in episodes_PG]
 
 
+@pytest.mark.slow
 def test_the_base_is_the_same_over_one_cell_or_two():
     """Its problems are dealt to whichever cell has least to do, and no adapter is felt."""
     (alone,) = run(neural(5), BASE)

@@ -1,5 +1,7 @@
 """Folded linears are the plain ones: values and gradients, for wide and narrow outputs, scales of 0, several cells."""
 
+from itertools import product
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -79,8 +81,12 @@ def test_types():
     assert {leaf.dtype for leaf in jax.tree.leaves(gradient)} == {jnp.dtype(jnp.float32)}
 
 
-@pytest.mark.parametrize("remat", ["none", "products", "all"])
-@pytest.mark.parametrize("scan_from", [1, 99])
+REMATS = [*product(("none", "products", "all"), (1, 99))]
+
+
+@pytest.mark.parametrize(
+    "remat, scan_from", [REMATS[0], *(pytest.param(*case, marks=pytest.mark.slow) for case in REMATS[1:])]
+)
 def test_the_whole_model(monkeypatch, remat, scan_from):
     """Hidden states and adapter gradients, whatever is kept, looped or unrolled."""
     monkeypatch.setattr("model.qwen2.SCAN_FROM", scan_from)

@@ -6,6 +6,7 @@ import json
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from model.config import ModelConfig
 from rollout import profile, trace
@@ -74,6 +75,7 @@ def test_log_probs_of_other_weights_are_found_out():
     assert profile.logp_gap(policy, asked, replies, sampling)["sampling_logp_gap"] > 0.1
 
 
+@pytest.mark.slow
 def test_the_command_on_the_built_in_shape(tmp_path, capsys):
     sizes = "--rows 2 --prompt-tokens 30 --prompt-slots 64 --new-tokens 32 --repeats 2 --rank 2".split()
     assert profile.main([*sizes, "--out", str(tmp_path / "p.json")]) == 0

@@ -183,6 +183,7 @@ def study(tmp_path_factory):
     return runs, folder / "reference"
 
 
+@pytest.mark.slow
 def test_killed_during_a_save_and_continued(tmp_path):
     """The quick one: the killed run had logged a step that its checkpoint lacks; it's repeated to the bit."""
     runs, out = runs_in(tmp_path, "--steps 3 --checkpoint-every 1 --no-evaluate"), tmp_path / "run"

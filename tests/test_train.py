@@ -99,6 +99,7 @@ def test_a_report_that_cannot_be_drawn_loses_no_results(tmp_path, capsys, monkey
     assert json.loads((out / "results.json").read_text())["schema"] == 2 and not (out / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite(tmp_path, capsys, monkeypatch):
     """The run stops before the update is applied, and saves; with the cause gone it continues."""
     out, whole = tmp_path / "run", Learner._totals

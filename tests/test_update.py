@@ -85,7 +85,7 @@ def test_micro_batches_do_not_change_the_gradient(rows_2):
     assert_close(whole, gradients(learn, lora, quarters))
 
 
-@pytest.mark.parametrize("slots", [1, 2, 3])
+@pytest.mark.parametrize("slots", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_slots_do_not_change_the_gradient(rows_2, slots):
     """Whoever's rows share a micro-batch: one slot at a time, or more slots than cells, a cell's parts side by side."""
     learn, lora = learner(), tiny.adapters([3, 4])

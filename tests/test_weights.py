@@ -116,6 +116,7 @@ def test_harmless_extra_tensors(base):
         load_base(write_model(base, RAW, weights), CONFIG, jnp.float32)
 
 
+@pytest.mark.slow
 def test_merging_adds_the_adapter(base, tmp_path):
     lora, inputs = trained_lora(), golden_inputs(RAW)
     save_merged(tmp_path / "merged", CONFIG, load_base(base, CONFIG, jnp.float32), lora, SETTINGS.scale)

@@ -222,9 +222,9 @@ def _prune(root: Path, step: int, keep: int) -> None:
 
 def _remove(directory: Path, times: int = 1) -> None:
     """Remove a tree. A thread of a failed save may still be adding to it, or make it anew: until it is found gone
-    `times` times, or for five seconds."""
+    `times` times in a row, for at most so many seconds."""
     gone = 0
-    for _ in range(100):
+    for _ in range(20 * times):
         shutil.rmtree(directory, ignore_errors=True)
         gone = 0 if directory.exists() else gone + 1
         if gone == times:

@@ -134,11 +134,11 @@ class Learner:
         grads = jax.tree.map(jnp.zeros_like, state.lora)
         sums = []
         apply = partial(apply_gradients, self.config)
-        rest = {
+        others = {
             "norm": Program(grad_norms, (grads,)),
             "apply": Program(apply, (grads, state.opt_state, state.lora), donate=(1, 2)),
         }
-        self._prepare(self._gradients(state.lora, batches) | rest)
+        self._prepare(self._gradients(state.lora, batches) | others)
         for batch in batches:
             grads, stats = self.accumulate(state.lora, grads, batch)
             sums.append(stats)
@@ -171,10 +171,10 @@ class Learner:
     def _gradients(self, lora: Any, batches: list[Batch]) -> dict[str, Program]:
         """The program of each new shape among `batches`."""
         function = partial(add_gradient, self.graph, (self.config.clip_low, self.config.clip_high), self.remat)
+        new = {gradient_name(b): b for b in batches if gradient_name(b) not in self._executables}
         return {
-            gradient_name(batch): Program(function, self._gradient_args(lora, lora, batch), donate=(2,), large=True)
-            for batch in batches
-            if gradient_name(batch) not in self._executables
+            name: Program(function, self._gradient_args(lora, lora, batch), donate=(2,), large=True)
+            for name, batch in new.items()
         }
 
     def _gradient_args(self, lora: Any, grads: Any, batch: Batch) -> tuple:
@@ -211,7 +211,8 @@ def add_gradient(
     scale: jax.Array,
     allowed_V: jax.Array,
 ) -> tuple[Any, LossStats]:
-    """`grads` plus the gradient of one micro-batch, and its sums, for every cell; `clip`: its lower and upper bound."""
+    """`grads` plus the gradient of one micro-batch, and its sums, for every cell; `clip`: by how much the probability
+    ratio may fall below 1 and rise above it."""
     model = nnx.merge(graph, base)
     cells, count = batch.cells, selected_count(batch.select)
 

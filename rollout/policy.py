@@ -6,7 +6,7 @@ rounded up to buckets, so the number of compilations is at most rows x prompt bu
 
 import time
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -187,17 +187,21 @@ class Policy:
 
     def _compiled(self, lora: Any, rows: Rows, new_slots: int, penalised: bool, sampling: Sampling) -> list[Compiled]:
         fused = self.fused if self.fused is not None else fits(self.config, base_dtype(self.base))
-        args = (self.base, lora, rows)
-        first = Program(partial(prefill, self.graph, new_slots=new_slots, penalised=penalised), args, large=True)
-        rest = (first, sampling.arrays(), self._allowed, self._ends)
-        then = Program(partial(decode, self.graph, fused=fused), (*args, *rest), donate=(3,))
-        return self.executable((*rows.tokens.shape, new_slots, penalised), [first, then])
 
-    def executable(self, name: tuple, programs: Sequence[Program]) -> list[Compiled]:
+        def programs() -> list[Program]:
+            args = (self.base, lora, rows)
+            run_prefill = partial(prefill, self.graph, new_slots=new_slots, penalised=penalised)
+            prefilled = Program(run_prefill, args, large=True)
+            args += (prefilled, sampling.arrays(), self._allowed, self._ends)
+            return [prefilled, Program(partial(decode, self.graph, fused=fused), args, donate=(3,))]
+
+        return self.executable((*rows.tokens.shape, new_slots, penalised), programs)
+
+    def executable(self, name: tuple, programs: Callable[[], Sequence[Program]]) -> list[Compiled]:
         """The executables called `name`, of these programs: compiled or loaded the first time, and counted."""
         if name not in self._executables:
             started = time.perf_counter()
-            built = compile_together(programs)
+            built = compile_together(programs())
             self._executables[name] = [one.executable for one in built]
             seconds = time.perf_counter() - started
             (self.loads if all(one.loaded for one in built) else self.compiles)[name] = seconds

@@ -159,7 +159,8 @@ def decode(
     # Here, so that the loop doesn't take the stack apart, or cast it, at every token.
     forward = _fused_forward(model, lora, rows) if fused else _plain_forward(model, lora, rows, base_dtype(base))
     # The loop carries the cache as `forward` has it: reshaped inside, it would be copied at every token on a CPU.
-    flat = fused or rows.tokens.shape[0] == 1
+    cells = rows.tokens.shape[0]
+    flat = fused or cells == 1
     if flat:
         state = state._replace(cache=jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), state.cache))
 
@@ -191,7 +192,6 @@ def decode(
 
     state = jax.lax.while_loop(any_row_runs, one_token, state)
     if flat:
-        cells = rows.tokens.shape[0]
         state = state._replace(cache=jax.tree.map(lambda leaf: leaf.reshape(cells, -1, *leaf.shape[1:]), state.cache))
     return state
 

@@ -213,11 +213,11 @@ def _score_part(
             tokens[x, b, :start], tokens[x, b, start:end] = row.prompt_tokens, row.tokens
             select[x, b, : end - start] = b * width + np.arange(start, end)
             scale[x, b] = row.scale * policy.lora_scale
-    args = (policy.base, lora, tokens, select.reshape(len(part_X), -1), scale, sampling.arrays(fixed=True))
-    program = Program(partial(scored, policy.graph), (*args, policy.allowed_V), large=True)
+    select, shape = select.reshape(len(part_X), -1), sampling.arrays(fixed=True)
+    args = (policy.base, lora, tokens, select, scale, shape, policy.allowed_V)
     name = ("score", *tokens.shape, forced, *["truncated"] * sampling.truncates)
-    (compiled,) = policy.executable(name, [program])
-    return compiled(*program.args)
+    (compiled,) = policy.executable(name, lambda: [Program(partial(scored, policy.graph), args, large=True)])
+    return compiled(*args)
 
 
 def scored(

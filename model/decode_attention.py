@@ -1,10 +1,12 @@
-"""Attention of one token a row over the live part of its cache, with RoPE and the cache write, as one kernel."""
+"""Attention of one token a row over the live part of its cache, with RoPE and the cache write, as one kernel, and one
+that joins the parts it is split in."""
 
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
@@ -12,6 +14,9 @@ from model.tiles import Rows, Tile, call_kernel, over
 
 NONE = -1e30
 """Score of a slot that may not be seen."""
+
+JOIN = Tile(16, 16, warps=4, stages=1)
+"""A program joins one row's queries of one key head, whatever their number."""
 
 
 def _attention_kernel(*refs, rows: Rows, tile: Tile, splits: int, heads: int, dim: int, group: int):
@@ -84,6 +89,20 @@ def padded_heads(group: int) -> int:
     return max(16, 1 << (group - 1).bit_length())
 
 
+def _join_kernel(part_ref, lse_ref, out_ref, *, rows: Rows, group: int):
+    """One (row, key head): its splits joined, each weighing as much as its share of the softmax."""
+    m, kv = pl.program_id(0), pl.program_id(1)
+    row, padded_group = m + over(m, rows.real) * (rows.padded - rows.real), padded_heads(group)
+    mine, is_head = pl.ds(kv * group, padded_group), jnp.arange(padded_group) < group
+    splits = [np.int32(split) for split in range(part_ref.shape[0])]
+    lse = [plgpu.load(lse_ref.at[split, row, mine], mask=is_head, other=0.0) for split in splits]
+    parts = [plgpu.load(part_ref.at[split, row, mine, :], mask=is_head[:, None], other=0) for split in splits]
+    shares = [jnp.exp(one - reduce(jnp.maximum, lse)) for one in lse]
+    total = sum(share[:, None] * part.astype(jnp.float32) for share, part in zip(shares, parts))
+    joined = (total / sum(shares)[:, None]).astype(out_ref.dtype)
+    plgpu.store(out_ref.at[row, mine, :], joined, mask=is_head[:, None])
+
+
 def attention(rows: Rows, tile: Tile, splits: int, heads: int, qkv, rope, first, slot, cache):
     """RoPE, cache write and attention of one token a row over its live slots.
 
@@ -105,16 +124,11 @@ def attention(rows: Rows, tile: Tile, splits: int, heads: int, qkv, rope, first,
         partial(_attention_kernel, **sizes), (real, kv_heads, splits), shapes, tile, "attention", {5: 2, 6: 3}
     )
     part, lse, keys, values = call(qkv.reshape(rows.count, -1, dim), *rope, first, slot, keys, values)
-    return _joined(part, lse).reshape(rows.count, -1), (keys, values)
-
-
-def _joined(part: jax.Array, lse: jax.Array) -> jax.Array:
-    """The splits of an attention joined: each weighs as much as its share of the softmax."""
-    if part.shape[0] == 1:
-        return part[0]
-    share = jnp.exp(lse - lse.max(axis=0, keepdims=True))
-    share = share / share.sum(axis=0, keepdims=True)
-    return (part.astype(jnp.float32) * share[..., None]).sum(axis=0).astype(part.dtype)
+    if splits == 1:
+        return part.reshape(rows.count, -1), (keys, values)
+    kernel, shape = partial(_join_kernel, rows=rows, group=group), jax.ShapeDtypeStruct(part.shape[1:], part.dtype)
+    seen = call_kernel(kernel, (real, kv_heads), shape, JOIN, "attention_join")(part, lse)
+    return seen.reshape(rows.count, -1), (keys, values)
 
 
 def room_for_heads(heads: int, kv_heads: int) -> int:

@@ -1,5 +1,5 @@
-"""One token a row, all cells at once: the decode step's forward on a GPU, seven kernels a layer: XLA's
-own for gate and up, and six of ours (model.kernels, model.decode_attention).
+"""One token a row, all cells at once: the decode step's forward on a GPU, seven or eight kernels a layer: XLA's
+own for gate and up, and ours (model.kernels, model.decode_attention).
 
 The plain forward starts twenty small kernels a layer and reads the whole cache. Here base and adapters are laid out
 once a call as the kernels read them; what they compute is `Qwen2.hidden` up to rounding (tested). The plain forward
@@ -18,7 +18,8 @@ from model.config import ModelConfig
 from model.decode_attention import attention, room_for_heads
 from model.kernels import Norm, Update, join, product, swiglu
 from model.lora import LayerLora, Lora, by_layer
-from model.qwen2 import Block, Cache, Linear, Qwen2, rms_norm
+from model.passes import rms_norm
+from model.qwen2 import Block, Cache, Linear, Qwen2
 from model.tiles import FEW, MANY, MOST_FEW, Rows, Tile, Tiles
 
 MULTIPROCESSORS = 132

@@ -14,11 +14,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from model.attention import attend, attend_causally, rope_angles, rotate
+from model.attention import attend, attend_causally, rope_angles
 from model.config import ModelConfig
-from model.folded import Base, folded_linears
+from model.folded import Base, folded_linears, widened_linears
 from model.lora import LayerLora, Lora, by_layer, lora_update
 from model.packing import Packing, repack, unpack
+from model.passes import norm_and_keep, rms_norm, turn, turned
 from model.remat import Remat, checkpointed
 
 Cache = list[tuple[jax.Array, jax.Array]]
@@ -54,13 +55,25 @@ class Linear(nnx.Module):
 
 
 def linears(
-    x: jax.Array, members: dict[str, Linear], lora: LayerLora | None, scale: jax.Array | None, folded: bool
-) -> tuple[jax.Array, ...]:
-    """Each of `members` applied to x [M, in], with their adapters in `lora`; `folded`: by model.folded."""
-    if lora is None or not folded:
-        return tuple(member(x, lora and lora[name], scale) for name, member in members.items())
-    bases = tuple(Base(m.weight[...], None if m.bias is None else m.bias[...]) for m in members.values())
-    return folded_linears(x, bases, tuple(lora[name] for name in members), scale)
+    x: jax.Array,
+    members: dict[str, Linear],
+    lora: LayerLora | None,
+    scale: jax.Array | None,
+    folded: bool,
+    residual: jax.Array | None = None,
+) -> jax.Array:
+    """All of `members` applied to x [M, in], side by side, with their adapters in `lora`, and `residual` added;
+    `folded`: by model.folded."""
+    if lora is not None and folded:
+        return folded_linears(x, *frozen(members, lora), scale, residual)
+    y = jnp.concatenate([member(x, lora and lora[name], scale) for name, member in members.items()], axis=1)
+    return y if residual is None else residual + y
+
+
+def frozen(members: dict[str, Linear], lora: LayerLora) -> tuple[tuple[Base, ...], tuple[dict[str, jax.Array], ...]]:
+    """`members` and their adapters as model.folded takes them."""
+    bases = (Base(m.weight[...], None if m.bias is None else m.bias[...]) for m in members.values())
+    return tuple(bases), tuple(lora[name] for name in members)
 
 
 class RMSNorm(nnx.Module):
@@ -73,13 +86,9 @@ class RMSNorm(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         return rms_norm(x, self.weight[...], self.eps)
 
-
-def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
-    """x / rms(x) * weight, [M, D] in x's type, worked out in fp32."""
-    x32 = x.astype(jnp.float32)
-    variance = jnp.mean(x32 * x32, axis=-1, keepdims=True)
-    # The order of transformers: round to the compute type, then multiply by the weight.
-    return (x32 * jax.lax.rsqrt(variance + eps)).astype(x.dtype) * weight[None]
+    def beside(self, x: jax.Array, folded: bool) -> tuple[jax.Array, jax.Array]:
+        """(x's norm, x); `folded`: as one function, whose gradient is one pass."""
+        return norm_and_keep(x, self.weight[...], self.eps) if folded else (self(x), x)
 
 
 class Attention(nnx.Module):
@@ -93,14 +102,14 @@ class Attention(nnx.Module):
         self.v_proj = Linear(config.width, keys, config.qkv_bias, rngs, dtype)
         self.o_proj = Linear(queries, config.width, False, rngs, dtype)
 
-    def __call__(self, x, rope, mask_BTS, lora, scale, layer_cache, slot, folded, packing):
-        """x [B*T, D] -> ([B*T, D], the layer's cache with T tokens written from `slot` on, or None); packed, B is 1 and
-        T is Z."""
+    def __call__(self, x, residual, rope, mask_BTS, lora, scale, layer_cache, slot, folded, packing):
+        """x [B*T, D] -> (residual + attention [B*T, D], the layer's cache with T tokens written from `slot` on, or
+        None); packed, B is 1 and T is Z."""
         c, (batch, steps) = self.config, rope[0].shape[:2]
         members = {"q_proj": self.q_proj, "k_proj": self.k_proj, "v_proj": self.v_proj}
-        q, k, v = (y.reshape(batch, steps, -1, c.head_dim) for y in linears(x, members, lora, scale, folded))
-        q, k = checkpoint_name(rotate(q, rope), "q"), checkpoint_name(rotate(k, rope), "k")
-        v = checkpoint_name(v, "v")
+        qkv = linears(x, members, lora, scale, folded).reshape(batch, steps, -1, c.head_dim)
+        q, k, v = (turn if folded else turned)(qkv, rope, (c.heads, c.kv_heads))
+        q, k, v = checkpoint_name(q, "q"), checkpoint_name(k, "k"), checkpoint_name(v, "v")
         if packing is not None:
             q, k, v = (unpack(y[0], packing) for y in (q, k, v))
         y = attend_causally(q, k, v, packing and packing.lengths) if mask_BTS is None else None
@@ -112,7 +121,7 @@ class Attention(nnx.Module):
             v = jax.lax.dynamic_update_slice_in_dim(values, v, slot, axis=2)
         y = attend(q, k, v, mask_BTS) if y is None else y
         y = (y if packing is None else repack(y, packing)).reshape(batch * steps, c.heads * c.head_dim)
-        y = linears(y, {"o_proj": self.o_proj}, lora, scale, folded)[0]
+        y = linears(y, {"o_proj": self.o_proj}, lora, scale, folded, residual)
         return y, (k, v) if layer_cache is not None else None
 
 
@@ -124,11 +133,17 @@ class MLP(nnx.Module):
         self.up_proj = Linear(config.width, config.mlp, False, rngs, dtype)
         self.down_proj = Linear(config.mlp, config.width, False, rngs, dtype)
 
-    def __call__(self, x: jax.Array, lora: LayerLora | None, scale: jax.Array | None, folded: bool) -> jax.Array:
-        members = {"gate_proj": self.gate_proj, "up_proj": self.up_proj}
-        gate, up = linears(x, members, lora, scale, folded)
+    def __call__(
+        self, x: jax.Array, residual: jax.Array, lora: LayerLora | None, scale: jax.Array | None, folded: bool
+    ) -> jax.Array:
+        """residual + MLP of x, [M, D]."""
+        two, down = {"gate_proj": self.gate_proj, "up_proj": self.up_proj}, {"down_proj": self.down_proj}
+        if lora is not None and folded:
+            gate, up = widened_linears(x, *frozen(two, lora), scale)
+        else:
+            gate, up = (member(x, lora and lora[name], scale) for name, member in two.items())
         x = checkpoint_name(jax.nn.silu(checkpoint_name(gate, "gate")) * checkpoint_name(up, "up"), "swiglu")
-        return linears(x, {"down_proj": self.down_proj}, lora, scale, folded)[0]
+        return linears(x, down, lora, scale, folded, residual)
 
 
 class Block(nnx.Module):
@@ -141,11 +156,13 @@ class Block(nnx.Module):
         self.mlp = MLP(config, rngs, dtype)
 
     def __call__(self, x, rope, mask_BTS, lora, scale, layer_cache, slot, folded, packing):
-        normed = checkpoint_name(self.input_layernorm(x), "normed")
-        y, layer_cache = self.self_attn(normed, rope, mask_BTS, lora, scale, layer_cache, slot, folded, packing)
-        x = checkpoint_name(x + y, "attended")
-        normed = checkpoint_name(self.post_attention_layernorm(x), "normed")
-        return x + self.mlp(normed, lora, scale, folded), layer_cache
+        normed, x = self.input_layernorm.beside(x, folded and lora is not None)
+        normed = checkpoint_name(normed, "normed")
+        x, layer_cache = self.self_attn(normed, x, rope, mask_BTS, lora, scale, layer_cache, slot, folded, packing)
+        x = checkpoint_name(x, "attended")
+        normed, x = self.post_attention_layernorm.beside(x, folded and lora is not None)
+        normed = checkpoint_name(normed, "normed")
+        return self.mlp(normed, x, lora, scale, folded), layer_cache
 
 
 class Qwen2(nnx.Module):

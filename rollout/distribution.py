@@ -138,4 +138,20 @@ def token_logp(shaped_MV: jax.Array, tokens_M: jax.Array) -> jax.Array:
 def picked_and_total(shaped_MV: jax.Array, tokens_M: jax.Array) -> tuple[jax.Array, jax.Array]:
     """(`shaped_MV` at `tokens_M`, log of the sum of exp over the row), [M] fp32; their difference is a log-prob."""
     picked_M = jnp.take_along_axis(shaped_MV, tokens_M[:, None], axis=1)[:, 0]
+    if jax.default_backend() == "gpu":
+        return picked_M, log_total_once(shaped_MV)
     return picked_M, jax.nn.logsumexp(shaped_MV, axis=-1)
+
+
+def log_total_once(x_MV: jax.Array) -> jax.Array:
+    """log of the sum of exp over each row of finite fp32, [M], reading it once: its largest number and the sum of exp
+    relative to that are carried together. For a CPU that is more exponentials; and JAX has no gradient of it."""
+
+    def join(left, right):
+        (top, total), (other, more) = left, right
+        new = jnp.maximum(top, other)
+        return new, total * jnp.exp(top - new) + more * jnp.exp(other - new)
+
+    lowest = jnp.float32(jnp.finfo(jnp.float32).min)
+    top_M, total_M = jax.lax.reduce((x_MV, jnp.ones_like(x_MV)), (lowest, jnp.float32(0)), join, (1,))
+    return top_M + jnp.log(total_M)

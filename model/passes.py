@@ -18,7 +18,7 @@ from jax.experimental.pallas import triton as plgpu
 from model.attention import half_on_gpu, rotate
 from model.tiles import Tile, call_kernel, masked
 
-NORM = Tile(1, 2, 4, 1)
+NORM = Tile(1, 1, 1, 1)
 """Rows (`depth`) of a program, each whole."""
 
 TURN = Tile(1, 16, 4, 1)

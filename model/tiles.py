@@ -46,7 +46,7 @@ FEW = Tiles(
     swiglu=Tile(64, 64, 4, 1),
     down=Tile(64, 128, 2, 5),
     join=Tile(16, 32, 4, 1),
-    slots=Tile(64, 64, 4, 3),
+    slots=Tile(64, 64, 2, 3),
 )
 """For at most `MOST_FEW` rows, by measurement on an H200 (bench.kernels --tune)."""
 

@@ -99,7 +99,7 @@ def plain_parts(c: ModelConfig, dtype, case: Case, qkv: jax.Array) -> dict[str, 
         out["attention"].append(h + attn.o_proj(seen, adapter["o_proj"], scale))
         out["squares"].append(jnp.square(out["attention"][-1].astype(jnp.float32)).sum(axis=1, keepdims=True))
         out["cache"].append(jnp.stack([keys, values]).reshape(2, keys.shape[0], -1))
-        out["mlp"].append(block.mlp(block.post_attention_layernorm(h), h, adapter, scale, False))
+        out["mlp"].append(h + block.mlp(block.post_attention_layernorm(h), adapter, scale, False))
     return {name: jnp.concatenate(parts, axis=1 if name == "cache" else 0) for name, parts in out.items()}
 
 

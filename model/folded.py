@@ -2,10 +2,11 @@
 
 y = x W + s (x A) B, written as it stands, makes B's product a second array as wide as y, to be read and added. Linears
 that widen get [x | s x A] [[W], [B]] instead, one product whose sum is in fp32. Others are one product, x [W1 | W2],
-that starts from what is to be added to it, which cuBLAS does on the way: B's product, the bias, the residual. All
-linears of one input share a product x A, and in the backward pass one for s dy B', one for their A's gradients and a
-dx. It is written out, since the automatic one would multiply fp32 by bf16, which a GPU does in fp32 after making fp32
-copies. The base is frozen: its gradient is not computed, and asking for it gives zeros.
+that starts from what is to be added to it, B's product and the bias, which cuBLAS does on the way. (Not the residual:
+adding twice to what is larger rounds it twice.) All linears of one input share a product x A, and in the backward pass
+one for s dy B', one for their A's gradients and a dx. It is written out, since the automatic one would multiply fp32 by
+bf16, which a GPU does in fp32 after making fp32 copies. The base is frozen: its gradient is not computed, and asking
+for it gives zeros.
 
 Copying weights beside each other costs as much as passing over some thousand rows, so it isn't for decoding.
 """
@@ -37,35 +38,26 @@ def pays() -> bool:
 
 
 @jax.custom_vjp
-def folded_linears(
-    x: jax.Array,
-    bases: tuple[Base, ...],
-    adapters: tuple[Adapter, ...],
-    scale: jax.Array,
-    residual: jax.Array | None = None,
-) -> jax.Array:
+def folded_linears(x: jax.Array, bases: tuple[Base, ...], adapters: tuple[Adapter, ...], scale: jax.Array) -> jax.Array:
     """Every linear's y = x W + bias + scale (x A) B from one x [M, in], side by side: [M, sum of outs] in x's type.
 
-    `adapters` are fp32, {"a": [in, R], "b": [R, out]}, cast to x's type, of one rank; `scale` [M] fp32: each row's own;
-    `residual` [M, sum of outs] is added.
+    `adapters` are fp32, {"a": [in, R], "b": [R, out]}, cast to x's type, of one rank; `scale` [M] fp32: each row's own.
     """
-    return _forward(x, bases, adapters, scale, residual)[0]
+    return _forward(x, bases, adapters, scale)[0]
 
 
-def _forward(x, bases, adapters, scale, residual):
+def _forward(x, bases, adapters, scale):
     low = _low(x, adapters, scale)
     # XLA lets a product start from what is added to it if the product stands first.
     y = jnp.dot(low, _diagonal(adapters, x.dtype))
     biases = [base.bias for base in bases]
     if all(bias is not None for bias in biases):
         y = y + jnp.concatenate(biases)[None]
-    if residual is not None:
-        y = y + residual
-    return jnp.dot(x, _weights(bases)) + y, (x, low, bases, adapters, scale, residual is None)
+    return jnp.dot(x, _weights(bases)) + y, (x, low, bases, adapters, scale)
 
 
 def _backward(kept, dy):
-    x, low, bases, adapters, scale, alone = kept
+    x, low, bases, adapters, scale = kept
     db = _dot(low, dy, 0, 0, jnp.float32)
     dlow = _scaled(_dot(dy, _diagonal(adapters, x.dtype), 1, 1, jnp.float32), scale, x.dtype)
     w, a = _weights(bases), _side_by_side(adapters, x.dtype)
@@ -78,7 +70,7 @@ def _backward(kept, dy):
         rank, out = adapter["b"].shape
         dbs.append(db[row : row + rank, column : column + out])
         row, column = row + rank, column + out
-    return dx, None, _gradients(x, dlow, dbs), None, None if alone else dy
+    return dx, None, _gradients(x, dlow, dbs), None
 
 
 folded_linears.defvjp(_forward, _backward)

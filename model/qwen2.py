@@ -60,14 +60,11 @@ def linears(
     lora: LayerLora | None,
     scale: jax.Array | None,
     folded: bool,
-    residual: jax.Array | None = None,
 ) -> jax.Array:
-    """All of `members` applied to x [M, in], side by side, with their adapters in `lora`, and `residual` added;
-    `folded`: by model.folded."""
+    """All of `members` applied to x [M, in], side by side, with their adapters in `lora`; `folded`: by model.folded."""
     if lora is not None and folded:
-        return folded_linears(x, *frozen(members, lora), scale, residual)
-    y = jnp.concatenate([member(x, lora and lora[name], scale) for name, member in members.items()], axis=1)
-    return y if residual is None else residual + y
+        return folded_linears(x, *frozen(members, lora), scale)
+    return jnp.concatenate([member(x, lora and lora[name], scale) for name, member in members.items()], axis=1)
 
 
 def frozen(members: dict[str, Linear], lora: LayerLora) -> tuple[tuple[Base, ...], tuple[dict[str, jax.Array], ...]]:
@@ -102,9 +99,9 @@ class Attention(nnx.Module):
         self.v_proj = Linear(config.width, keys, config.qkv_bias, rngs, dtype)
         self.o_proj = Linear(queries, config.width, False, rngs, dtype)
 
-    def __call__(self, x, residual, rope, mask_BTS, lora, scale, layer_cache, slot, folded, packing):
-        """x [B*T, D] -> (residual + attention [B*T, D], the layer's cache with T tokens written from `slot` on, or
-        None); packed, B is 1 and T is Z."""
+    def __call__(self, x, rope, mask_BTS, lora, scale, layer_cache, slot, folded, packing):
+        """x [B*T, D] -> ([B*T, D], the layer's cache with T tokens written from `slot` on, or None); packed, B is 1 and
+        T is Z."""
         c, (batch, steps) = self.config, rope[0].shape[:2]
         members = {"q_proj": self.q_proj, "k_proj": self.k_proj, "v_proj": self.v_proj}
         qkv = linears(x, members, lora, scale, folded).reshape(batch, steps, -1, c.head_dim)
@@ -121,7 +118,7 @@ class Attention(nnx.Module):
             v = jax.lax.dynamic_update_slice_in_dim(values, v, slot, axis=2)
         y = attend(q, k, v, mask_BTS) if y is None else y
         y = (y if packing is None else repack(y, packing)).reshape(batch * steps, c.heads * c.head_dim)
-        y = linears(y, {"o_proj": self.o_proj}, lora, scale, folded, residual)
+        y = linears(y, {"o_proj": self.o_proj}, lora, scale, folded)
         return y, (k, v) if layer_cache is not None else None
 
 
@@ -133,17 +130,14 @@ class MLP(nnx.Module):
         self.up_proj = Linear(config.width, config.mlp, False, rngs, dtype)
         self.down_proj = Linear(config.mlp, config.width, False, rngs, dtype)
 
-    def __call__(
-        self, x: jax.Array, residual: jax.Array, lora: LayerLora | None, scale: jax.Array | None, folded: bool
-    ) -> jax.Array:
-        """residual + MLP of x, [M, D]."""
+    def __call__(self, x: jax.Array, lora: LayerLora | None, scale: jax.Array | None, folded: bool) -> jax.Array:
         two, down = {"gate_proj": self.gate_proj, "up_proj": self.up_proj}, {"down_proj": self.down_proj}
         if lora is not None and folded:
             gate, up = widened_linears(x, *frozen(two, lora), scale)
         else:
             gate, up = (member(x, lora and lora[name], scale) for name, member in two.items())
         x = checkpoint_name(jax.nn.silu(checkpoint_name(gate, "gate")) * checkpoint_name(up, "up"), "swiglu")
-        return linears(x, down, lora, scale, folded, residual)
+        return linears(x, down, lora, scale, folded)
 
 
 class Block(nnx.Module):
@@ -158,11 +152,11 @@ class Block(nnx.Module):
     def __call__(self, x, rope, mask_BTS, lora, scale, layer_cache, slot, folded, packing):
         normed, x = self.input_layernorm.beside(x, folded and lora is not None)
         normed = checkpoint_name(normed, "normed")
-        x, layer_cache = self.self_attn(normed, x, rope, mask_BTS, lora, scale, layer_cache, slot, folded, packing)
-        x = checkpoint_name(x, "attended")
+        y, layer_cache = self.self_attn(normed, rope, mask_BTS, lora, scale, layer_cache, slot, folded, packing)
+        x = checkpoint_name(x + y, "attended")
         normed, x = self.post_attention_layernorm.beside(x, folded and lora is not None)
         normed = checkpoint_name(normed, "normed")
-        return self.mlp(normed, x, lora, scale, folded), layer_cache
+        return x + self.mlp(normed, lora, scale, folded), layer_cache
 
 
 class Qwen2(nnx.Module):

@@ -1,4 +1,4 @@
-"""Folded linears are the plain ones: values and gradients, biases, residuals, scales of 0, several cells."""
+"""Folded linears are the plain ones: values and gradients, for wide and narrow outputs, scales of 0, several cells."""
 
 from itertools import product
 
@@ -18,35 +18,32 @@ SHAPES = {"gate and up": (8, (20, 20)), "down": (20, (8,)), "o": (8, (8,)), "q, 
 
 
 def drawn(inputs, outputs, bias, seed=0):
-    """x, the linears, their adapters (B not zero), a scale a row: some 0, and a residual."""
+    """x, the linears, their adapters (B not zero), and a scale a row: some 0."""
     key = iter(jax.random.split(jax.random.key(seed), 99))
     normal = lambda *shape: jax.random.normal(next(key), shape)  # noqa: E731
     x = normal(6, inputs)
     bases = tuple(Base(normal(inputs, out), normal(out) if bias else None) for out in outputs)
     adapters = tuple({"a": normal(inputs, RANK), "b": normal(RANK, out)} for out in outputs)
-    return x, bases, adapters, jnp.asarray([2.0, 0.0, 1.0, 2.0, 0.0, 0.5]), normal(6, sum(outputs))
+    return x, bases, adapters, jnp.asarray([2.0, 0.0, 1.0, 2.0, 0.0, 0.5])
 
 
-def plain(x, bases, adapters, scale, residual=0.0):
+def plain(x, bases, adapters, scale):
     out = []
     for base, adapter in zip(bases, adapters, strict=True):
         y = x @ base.weight + (0 if base.bias is None else base.bias[None])
         out.append(y + lora_update(x, adapter, scale))
-    return jnp.concatenate(out, axis=1) + residual
+    return jnp.concatenate(out, axis=1)
 
 
-def widened(x, bases, adapters, scale, residual=0.0):
-    """widened_linears with plain's arguments and result."""
-    return jnp.concatenate(widened_linears(x, bases, adapters, scale), axis=1) + residual
+def widened(x, bases, adapters, scale):
+    """widened_linears, side by side."""
+    return jnp.concatenate(widened_linears(x, bases, adapters, scale), axis=1)
 
 
-def value_and_gradients(function, x, bases, adapters, scale, *residual):
-    """The outputs, and the gradients of a sum of cubes with respect to x, the adapters and the residual."""
-
-    def loss(x, adapters, residual):
-        return (function(x, bases, adapters, scale, *residual) ** 3).sum()
-
-    return function(x, bases, adapters, scale, *residual), jax.grad(loss, (0, 1, 2))(x, adapters, residual)
+def value_and_gradients(function, x, bases, adapters, scale):
+    """The outputs, and the gradients of a sum of cubes with respect to x and the adapters."""
+    loss = lambda x, adapters: (function(x, bases, adapters, scale) ** 3).sum()  # noqa: E731
+    return function(x, bases, adapters, scale), jax.grad(loss, (0, 1))(x, adapters)
 
 
 def assert_equal(got, expected):
@@ -54,26 +51,22 @@ def assert_equal(got, expected):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * float(jnp.abs(b).max()))
 
 
-@pytest.mark.parametrize("bias, residual", [*product([False, True], repeat=2)])
-@pytest.mark.parametrize("name", SHAPES)
-def test_equals_the_plain_linears(name, bias, residual):
+CASES = [*product(SHAPES, [folded_linears], [False, True]), ("gate and up", widened, False)]
+
+
+@pytest.mark.parametrize("name, function, bias", CASES)
+def test_equals_the_plain_linears(name, function, bias):
     args = drawn(*SHAPES[name], bias)
-    args = args if residual else args[:-1]
-    assert_equal(value_and_gradients(folded_linears, *args), value_and_gradients(plain, *args))
+    assert_equal(value_and_gradients(function, *args), value_and_gradients(plain, *args))
 
 
-def test_equals_the_plain_linears_where_they_widen():
-    args = drawn(*SHAPES["gate and up"], False)
-    assert_equal(value_and_gradients(widened, *args), value_and_gradients(plain, *args))
-
-
-@pytest.mark.parametrize("name, function", [*((name, folded_linears) for name in SHAPES), ("gate and up", widened)])
-def test_cells_side_by_side(name, function):
-    """vmapped over cells, each with its rows, adapters, scales and residuals; the base is one."""
-    cells = [drawn(*SHAPES[name], function is folded_linears, seed) for seed in (0, 1, 2)]
+@pytest.mark.parametrize("name, function, bias", CASES)
+def test_cells_side_by_side(name, function, bias):
+    """vmapped over cells, each with its rows, adapters and scales; the base is one."""
+    cells = [drawn(*SHAPES[name], bias, seed) for seed in (0, 1, 2)]
     bases = cells[0][1]
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *((cell[0], *cell[2:]) for cell in cells))
-    together = jax.vmap(lambda x, *rest: value_and_gradients(function, x, bases, *rest))(*stacked)
+    x, adapters, scale = jax.tree.map(lambda *leaves: jnp.stack(leaves), *((c[0], c[2], c[3]) for c in cells))
+    together = jax.vmap(lambda x, a, s: value_and_gradients(function, x, bases, a, s))(x, adapters, scale)
     for i, cell in enumerate(cells):
         alone = value_and_gradients(plain, cell[0], bases, *cell[2:])
         assert_equal(jax.tree.map(lambda leaf, i=i: leaf[i], together), alone)
@@ -81,8 +74,8 @@ def test_cells_side_by_side(name, function):
 
 @pytest.mark.parametrize("function", [folded_linears, widened])
 def test_a_row_at_scale_zero_is_the_base_and_teaches_nothing(function):
-    x, bases, adapters, _, _ = drawn(*SHAPES["gate and up"], False)
-    y, (_, gradient, _) = value_and_gradients(function, x, bases, adapters, jnp.zeros(6))
+    x, bases, adapters, _ = drawn(*SHAPES["gate and up"], False)
+    y, (_, gradient) = value_and_gradients(function, x, bases, adapters, jnp.zeros(6))
     assert_equal(y, jnp.concatenate([x @ base.weight for base in bases], axis=1))
     assert not any(leaf.any() for leaf in jax.tree.leaves(gradient))
 
@@ -90,9 +83,9 @@ def test_a_row_at_scale_zero_is_the_base_and_teaches_nothing(function):
 @pytest.mark.parametrize("function", [folded_linears, widened])
 def test_types(function):
     """bf16 in, bf16 out; the adapters' gradients are fp32, summed in fp32."""
-    x, bases, adapters, scale, residual = drawn(*SHAPES["gate and up"], False)
-    x, bases, residual = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), (x, bases, residual))
-    y, (dx, gradient, _) = value_and_gradients(function, x, bases, adapters, scale, residual)
+    x, bases, adapters, scale = drawn(*SHAPES["gate and up"], False)
+    x, bases = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), (x, bases))
+    y, (dx, gradient) = value_and_gradients(function, x, bases, adapters, scale)
     assert y.dtype == dx.dtype == jnp.bfloat16
     assert {leaf.dtype for leaf in jax.tree.leaves(gradient)} == {jnp.dtype(jnp.float32)}
 

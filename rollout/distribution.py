@@ -131,21 +131,23 @@ def _add_each(sums: list[jax.Array], more: list[jax.Array]) -> list[jax.Array]:
 
 def token_logp(shaped_MV: jax.Array, tokens_M: jax.Array) -> jax.Array:
     """log-softmax of `shaped_MV` at `tokens_M`, [M] fp32, without a second [M, V] array."""
-    picked_M, total_M = picked_and_total(shaped_MV, tokens_M)
-    return picked_M - total_M
+    return picked(shaped_MV, tokens_M) - jax.nn.logsumexp(shaped_MV, axis=-1)
 
 
-def picked_and_total(shaped_MV: jax.Array, tokens_M: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(`shaped_MV` at `tokens_M`, log of the sum of exp over the row), [M] fp32; their difference is a log-prob."""
-    picked_M = jnp.take_along_axis(shaped_MV, tokens_M[:, None], axis=1)[:, 0]
-    if jax.default_backend() == "gpu":
-        return picked_M, log_total_once(shaped_MV)
-    return picked_M, jax.nn.logsumexp(shaped_MV, axis=-1)
+def picked(shaped_MV: jax.Array, tokens_M: jax.Array) -> jax.Array:
+    """`shaped_MV` at `tokens_M`, [M]."""
+    return jnp.take_along_axis(shaped_MV, tokens_M[:, None], axis=1)[:, 0]
+
+
+def log_total(x_MV: jax.Array) -> jax.Array:
+    """log of the sum of exp over each row of finite fp32, [M]: on a GPU as below, which takes 225 us instead of 305 for
+    1,024 rows of 151,936 (one H200), and has no gradient of its own."""
+    return log_total_once(x_MV) if jax.default_backend() == "gpu" else jax.nn.logsumexp(x_MV, axis=-1)
 
 
 def log_total_once(x_MV: jax.Array) -> jax.Array:
-    """log of the sum of exp over each row of finite fp32, [M], reading it once: its largest number and the sum of exp
-    relative to that are carried together. For a CPU that is more exponentials; and JAX has no gradient of it."""
+    """The same, reading it once: its largest number and the sum of exp relative to that are carried together, which is
+    twice the exponentials."""
 
     def join(left, right):
         (top, total), (other, more) = left, right

@@ -7,6 +7,7 @@ queries and keys that lie side by side with values, as model.folded leaves them:
 Elsewhere (`fits`), and as what tests compare with, the same is left to JAX.
 """
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -19,7 +20,7 @@ from model.attention import half_on_gpu, rotate
 from model.tiles import Tile, call_kernel, masked
 
 NORM = Tile(1, 1, 1, 1)
-"""Rows (`depth`) of a program, each whole."""
+"""Rows (`depth`) of a program, each whole; a warp for every 2,048 columns."""
 
 TURN = Tile(1, 16, 4, 1)
 """Rows (`depth`) of a program, all heads of each."""
@@ -63,7 +64,8 @@ def plain_norm_slope(x: jax.Array, weight: jax.Array, eps: float, dy: jax.Array,
 def norm_slope(x: jax.Array, weight: jax.Array, eps: float, dy: jax.Array, dx: jax.Array) -> jax.Array:
     """The same by one kernel."""
     kernel, grid = partial(_norm_kernel, rows=NORM.depth, eps=eps), (pl.cdiv(x.shape[0], NORM.depth),)
-    return call_kernel(kernel, grid, jax.ShapeDtypeStruct.like(x), NORM, "norm_slope")(x, weight, dy, dx)
+    tile = replace(NORM, warps=1 << max(0, (x.shape[1] - 1).bit_length() - 11))
+    return call_kernel(kernel, grid, jax.ShapeDtypeStruct.like(x), tile, "norm_slope")(x, weight, dy, dx)
 
 
 def _norm_kernel(x_ref, weight_ref, dy_ref, dx_ref, out_ref, *, rows: int, eps: float):
@@ -102,7 +104,9 @@ def _turn_forward(qkv, rope, heads):
 
 
 def _turn_backward(heads, rope, slopes):
-    return turn_back(*slopes, rope) if fits(slopes[0]) else plain_turn_back(*slopes, rope), None
+    dim = slopes[0].shape[3]
+    halves = dim & (dim - 1) == 0  # a kernel's arrays are powers of two long
+    return turn_back(*slopes, rope) if halves and fits(slopes[0]) else plain_turn_back(*slopes, rope), None
 
 
 turn.defvjp(_turn_forward, _turn_backward)
@@ -131,10 +135,10 @@ def _turn_kernel(dq_ref, dk_ref, dv_ref, cos_ref, sin_ref, out_ref, *, rows: int
     halves = pl.ds(0, dim // 2), pl.ds(dim // 2, dim // 2)
     cos, sin = (plgpu.load(ref.at[at, :], **load) for ref in (cos_ref, sin_ref))
     place = 0
-    for ref, turned in ((dq_ref, True), (dk_ref, True), (dv_ref, False)):
+    for ref, turns in ((dq_ref, True), (dk_ref, True), (dv_ref, False)):
         for head in range(ref.shape[1]):
             one, two = (plgpu.load(ref.at[at, np.int32(head), half], **load) for half in halves)
-            if turned:
+            if turns:
                 one, two = one.astype(jnp.float32), two.astype(jnp.float32)
                 one, two = one * cos + two * sin, two * cos - one * sin
             for half, x in zip(halves, (one, two), strict=True):

@@ -25,11 +25,11 @@ from flax import nnx
 from bench.gradient import CHECKED, check_gradient
 from model import fused
 from model.attention import attend as plain_attend
-from model.attention import rope_angles, rotate
 from model.config import QWEN2_5_1_5B, ModelConfig
 from model.lora import LoraConfig, init_lora
 from model.programs import LARGE_PRODUCTS
 from model.qwen2 import Qwen2
+from model.rope import rope_angles, rotate
 from model.tiles import FEW, MANY, MOST_FEW, Tile, Tiles
 from rollout.trace import by_name, trace_kernels
 

@@ -1,27 +1,10 @@
-"""Attention over a row's tokens, and RoPE. The decode step's on a GPU is in model.decode_attention.
+"""Attention over a row's tokens. The decode step's on a GPU is in model.decode_attention.
 
 Queries, keys and values come and go as arrays; which linears made them and where a cache lies is model.qwen2's.
 """
 
 import jax
 import jax.numpy as jnp
-
-from model.config import ModelConfig
-
-
-def rope_angles(positions_BT: jax.Array, config: ModelConfig) -> tuple[jax.Array, jax.Array]:
-    """cos and sin, [B, T, C/2] fp32 (Su et al., 2021; the half-split layout of Hugging Face)."""
-    half = config.head_dim // 2
-    frequency = config.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angle = positions_BT.astype(jnp.float32)[..., None] * frequency[None, None]
-    return jnp.cos(angle), jnp.sin(angle)
-
-
-def rotate(x: jax.Array, rope: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Apply RoPE to [B, T, heads, C]: the first half of C pairs with the second."""
-    cos, sin = (r[:, :, None] for r in rope)
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
 
 def half_on_gpu(dtype: jnp.dtype) -> bool:

@@ -97,7 +97,8 @@ def _join_kernel(part_ref, lse_ref, out_ref, *, rows: Rows, group: int):
     splits = [np.int32(split) for split in range(part_ref.shape[0])]
     lse = [plgpu.load(lse_ref.at[split, row, mine], mask=is_head, other=0.0) for split in splits]
     parts = [plgpu.load(part_ref.at[split, row, mine, :], mask=is_head[:, None], other=0) for split in splits]
-    shares = [jnp.exp(one - reduce(jnp.maximum, lse)) for one in lse]
+    top = reduce(jnp.maximum, lse)
+    shares = [jnp.exp(one - top) for one in lse]
     total = sum(share[:, None] * part.astype(jnp.float32) for share, part in zip(shares, parts))
     joined = (total / sum(shares)[:, None]).astype(out_ref.dtype)
     plgpu.store(out_ref.at[row, mine, :], joined, mask=is_head[:, None])

@@ -8,7 +8,7 @@ one for s dy B', one for their A's gradients and a dx. It is written out, since 
 bf16, which a GPU does in fp32 after making fp32 copies. The base is frozen: its gradient is not computed, and asking
 for it gives zeros.
 
-Copying weights beside each other costs as much as passing over some thousand rows, so it isn't for decoding.
+Copying W beside B costs as much as passing over some 3,000 rows, so it isn't for decoding.
 """
 
 from typing import NamedTuple
@@ -50,9 +50,9 @@ def _forward(x, bases, adapters, scale):
     low = _low(x, adapters, scale)
     # XLA lets a product start from what is added to it if the product stands first.
     y = jnp.dot(low, _diagonal(adapters, x.dtype))
-    biases = [base.bias for base in bases]
-    if all(bias is not None for bias in biases):
-        y = y + jnp.concatenate(biases)[None]
+    if any(base.bias is not None for base in bases):
+        zeros = [jnp.zeros(base.weight.shape[1], x.dtype) for base in bases]
+        y = y + jnp.concatenate([z if base.bias is None else base.bias for z, base in zip(zeros, bases)])[None]
     return jnp.dot(x, _weights(bases)) + y, (x, low, bases, adapters, scale)
 
 
@@ -85,6 +85,7 @@ def widened_linears(
 
 
 def _widened_forward(x, bases, adapters, scale):
+    assert all(base.bias is None for base in bases), "a linear that widens has no bias here"
     low, out = _low(x, adapters, scale), []
     wide = jnp.concatenate([x, low], axis=1)
     for place, (base, adapter) in enumerate(zip(bases, adapters, strict=True)):

@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from model.attention import half_on_gpu, rope_angles
+from model.attention import half_on_gpu
 from model.config import ModelConfig
 from model.decode_attention import attention, room_for_heads
 from model.kernels import Norm, Update, join, product, swiglu
 from model.lora import LayerLora, Lora, by_layer
-from model.passes import rms_norm
+from model.norm import rms_norm
 from model.qwen2 import Block, Cache, Linear, Qwen2
+from model.rope import rope_angles
 from model.tiles import FEW, MANY, MOST_FEW, Rows, Tile, Tiles
 
 MULTIPROCESSORS = 132

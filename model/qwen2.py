@@ -14,13 +14,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from model.attention import attend, attend_causally, rope_angles
+from model.attention import attend, attend_causally
 from model.config import ModelConfig
 from model.folded import Base, folded_linears, widened_linears
 from model.lora import LayerLora, Lora, by_layer, lora_update
+from model.norm import norm_and_residual, rms_norm
 from model.packing import Packing, repack, unpack
-from model.passes import norm_and_keep, rms_norm, turn, turned
 from model.remat import Remat, checkpointed
+from model.rope import folded_rotate_qkv, rope_angles, rotate_qkv
 
 Cache = list[tuple[jax.Array, jax.Array]]
 """cache[layer] = (keys [B, K, S, C], values [B, K, S, C]): S next to C, as attention reads it."""
@@ -55,14 +56,11 @@ class Linear(nnx.Module):
 
 
 def linears(
-    x: jax.Array,
-    members: dict[str, Linear],
-    lora: LayerLora | None,
-    scale: jax.Array | None,
-    folded: bool,
+    x: jax.Array, members: dict[str, Linear], lora: LayerLora | None, scale: jax.Array | None, folded: bool
 ) -> jax.Array:
-    """All of `members` applied to x [M, in], side by side, with their adapters in `lora`; `folded`: by model.folded."""
-    if lora is not None and folded:
+    """All of `members` applied to x [M, in], side by side, [M, sum of outs], with their adapters in `lora`; `folded`:
+    by model.folded."""
+    if folded:
         return folded_linears(x, *frozen(members, lora), scale)
     return jnp.concatenate([member(x, lora and lora[name], scale) for name, member in members.items()], axis=1)
 
@@ -83,9 +81,9 @@ class RMSNorm(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         return rms_norm(x, self.weight[...], self.eps)
 
-    def beside(self, x: jax.Array, folded: bool) -> tuple[jax.Array, jax.Array]:
-        """(x's norm, x); `folded`: as one function, whose gradient is one pass."""
-        return norm_and_keep(x, self.weight[...], self.eps) if folded else (self(x), x)
+    def with_residual(self, x: jax.Array, folded: bool) -> tuple[jax.Array, jax.Array]:
+        """(x's norm, x), [M, D]; `folded`: as one function, whose gradient is one pass."""
+        return norm_and_residual(x, self.weight[...], self.eps) if folded else (self(x), x)
 
 
 class Attention(nnx.Module):
@@ -105,7 +103,7 @@ class Attention(nnx.Module):
         c, (batch, steps) = self.config, rope[0].shape[:2]
         members = {"q_proj": self.q_proj, "k_proj": self.k_proj, "v_proj": self.v_proj}
         qkv = linears(x, members, lora, scale, folded).reshape(batch, steps, -1, c.head_dim)
-        q, k, v = (turn if folded else turned)(qkv, rope, (c.heads, c.kv_heads))
+        q, k, v = (folded_rotate_qkv if folded else rotate_qkv)(qkv, rope, (c.heads, c.kv_heads))
         q, k, v = checkpoint_name(q, "q"), checkpoint_name(k, "k"), checkpoint_name(v, "v")
         if packing is not None:
             q, k, v = (unpack(y[0], packing) for y in (q, k, v))
@@ -131,13 +129,13 @@ class MLP(nnx.Module):
         self.down_proj = Linear(config.mlp, config.width, False, rngs, dtype)
 
     def __call__(self, x: jax.Array, lora: LayerLora | None, scale: jax.Array | None, folded: bool) -> jax.Array:
-        two, down = {"gate_proj": self.gate_proj, "up_proj": self.up_proj}, {"down_proj": self.down_proj}
-        if lora is not None and folded:
-            gate, up = widened_linears(x, *frozen(two, lora), scale)
+        members = {"gate_proj": self.gate_proj, "up_proj": self.up_proj}
+        if folded:
+            gate, up = widened_linears(x, *frozen(members, lora), scale)
         else:
-            gate, up = (member(x, lora and lora[name], scale) for name, member in two.items())
+            gate, up = (member(x, lora and lora[name], scale) for name, member in members.items())
         x = checkpoint_name(jax.nn.silu(checkpoint_name(gate, "gate")) * checkpoint_name(up, "up"), "swiglu")
-        return linears(x, down, lora, scale, folded)
+        return linears(x, {"down_proj": self.down_proj}, lora, scale, folded)
 
 
 class Block(nnx.Module):
@@ -150,11 +148,11 @@ class Block(nnx.Module):
         self.mlp = MLP(config, rngs, dtype)
 
     def __call__(self, x, rope, mask_BTS, lora, scale, layer_cache, slot, folded, packing):
-        normed, x = self.input_layernorm.beside(x, folded and lora is not None)
+        normed, x = self.input_layernorm.with_residual(x, folded)
         normed = checkpoint_name(normed, "normed")
         y, layer_cache = self.self_attn(normed, rope, mask_BTS, lora, scale, layer_cache, slot, folded, packing)
         x = checkpoint_name(x + y, "attended")
-        normed, x = self.post_attention_layernorm.beside(x, folded and lora is not None)
+        normed, x = self.post_attention_layernorm.with_residual(x, folded)
         normed = checkpoint_name(normed, "normed")
         return x + self.mlp(normed, lora, scale, folded), layer_cache
 
@@ -189,10 +187,11 @@ class Qwen2(nnx.Module):
         `mask_BTS` bool: may token t see slot s (without a cache S is T); None: every token sees those before it among
         these in its row, and nothing that the cache held. `lora` is one cell's, or a list of its layers;
         `scale_B` fp32 is alpha / rank for rows that use it and 0 for the untrained base. `remat`: what the backward
-        pass computes again (model.remat). `folded`: linears by model.folded, for many tokens on a GPU. `packing`
+        pass computes again (model.remat). `folded`: adapters by model.folded, for many tokens on a GPU. `packing`
         (model.packing), without a mask and a cache: only its tokens are computed, and the states are [1, Z, D].
         """
         scale = None if lora is None else jnp.repeat(scale_B, tokens_BT.shape[1])
+        folded = folded and lora is not None
         if packing is not None:
             assert mask_BTS is None and cache is None, "packed rows see what is before them in their row, and no cache"
             scale = None if scale is None else repack(scale.reshape(tokens_BT.shape), packing)

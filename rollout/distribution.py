@@ -139,15 +139,15 @@ def picked(shaped_MV: jax.Array, tokens_M: jax.Array) -> jax.Array:
     return jnp.take_along_axis(shaped_MV, tokens_M[:, None], axis=1)[:, 0]
 
 
-def log_total(x_MV: jax.Array) -> jax.Array:
-    """log of the sum of exp over each row of finite fp32, [M]: on a GPU as below, which takes 225 us instead of 305 for
-    1,024 rows of 151,936 (one H200), and has no gradient of its own."""
-    return log_total_once(x_MV) if jax.default_backend() == "gpu" else jax.nn.logsumexp(x_MV, axis=-1)
+def logsumexp(x_MV: jax.Array) -> jax.Array:
+    """log of the sum of exp over each row, [M], of finite fp32: on a GPU as below, which takes 225 us instead of 305
+    for 1,024 rows of 151,936 (one H200), and has no gradient of its own."""
+    return online_logsumexp(x_MV) if jax.default_backend() == "gpu" else jax.nn.logsumexp(x_MV, axis=-1)
 
 
-def log_total_once(x_MV: jax.Array) -> jax.Array:
-    """The same, reading it once: its largest number and the sum of exp relative to that are carried together, which is
-    twice the exponentials."""
+def online_logsumexp(x_MV: jax.Array) -> jax.Array:
+    """The same in one reading (Milakov and Gimelshein, 2018): the largest number and the sum of exp relative to it are
+    carried together, which is twice the exponentials."""
 
     def join(left, right):
         (top, total), (other, more) = left, right

@@ -18,7 +18,7 @@ from model.packing import packing_of
 from model.programs import Program
 from model.qwen2 import head_product
 from model.remat import Remat
-from rollout.distribution import BARRED, Sampling, Shape, log_total, picked, shaped_logits, token_logp
+from rollout.distribution import BARRED, Sampling, Shape, logsumexp, picked, shaped_logits, token_logp
 from rollout.policy import Policy, PromptTooLong
 from rollout.sampler import over_cells
 
@@ -92,7 +92,7 @@ def _token_logp(
 def _with_slope(hidden_M, target_M, head, shape, allowed_V, count):
     def logp_and_slope(hidden_C, target_C):
         shaped_CV = shaped_logits(head_product(hidden_C, head), shape, allowed_V, target_C)
-        picked_C, total_C = picked(shaped_CV, target_C), log_total(shaped_CV)
+        picked_C, total_C = picked(shaped_CV, target_C), logsumexp(shaped_CV)
         is_target_CV = jnp.arange(head.shape[0])[None] == target_C[:, None]
         # On the support log p is logits / temperature less the log of the sum of exp; off it nothing moves it.
         slope_CV = is_target_CV.astype(jnp.float32) - jnp.exp(shaped_CV - total_C[:, None])

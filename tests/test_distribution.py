@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rollout import distribution
-from rollout.distribution import BARRED, Sampling, log_total_once, penalise, shaped_logits, token_logp
+from rollout.distribution import BARRED, Sampling, online_logsumexp, penalise, shaped_logits, token_logp
 
 ALL = jnp.ones(4, bool)
 
@@ -80,8 +80,8 @@ def test_draws_follow_the_distribution():
     assert (np.abs(counts / 1e4 - p) < 5 * np.sqrt(p * (1 - p) / 1e4)).all()
 
 
-def test_the_log_of_a_sum_read_once():
+def test_online_logsumexp():
     """Equal to logsumexp where numbers are far apart, barred, or all the same."""
     apart, barred = [[0.0, 700.0, -700.0, 1.0], [-200.0, -201.0, -1e4, 0.0]], [[BARRED, BARRED, 3.0, 2.5], [BARRED] * 4]
     x_MV = jnp.asarray([*apart, *barred, [88.0] * 4], jnp.float32)
-    np.testing.assert_allclose(log_total_once(x_MV), jax.nn.logsumexp(x_MV, axis=-1), rtol=1e-6)
+    np.testing.assert_allclose(online_logsumexp(x_MV), jax.nn.logsumexp(x_MV, axis=-1), rtol=1e-6)

@@ -60,6 +60,12 @@ def test_equals_the_plain_linears(name, function, bias):
     assert_equal(value_and_gradients(function, *args), value_and_gradients(plain, *args))
 
 
+def test_one_linear_with_a_bias_and_one_without():
+    x, (one, two), adapters, scale = drawn(*SHAPES["gate and up"], True)
+    args = x, (one, two._replace(bias=None)), adapters, scale
+    assert_equal(value_and_gradients(folded_linears, *args), value_and_gradients(plain, *args))
+
+
 @pytest.mark.parametrize("name, function, bias", CASES)
 def test_cells_side_by_side(name, function, bias):
     """vmapped over cells, each with its rows, adapters and scales; the base is one."""
@@ -80,10 +86,10 @@ def test_a_row_at_scale_zero_is_the_base_and_teaches_nothing(function):
     assert not any(leaf.any() for leaf in jax.tree.leaves(gradient))
 
 
-@pytest.mark.parametrize("function", [folded_linears, widened])
-def test_types(function):
+@pytest.mark.parametrize("function, bias", [(folded_linears, True), (widened, False)])
+def test_types(function, bias):
     """bf16 in, bf16 out; the adapters' gradients are fp32, summed in fp32."""
-    x, bases, adapters, scale = drawn(*SHAPES["gate and up"], False)
+    x, bases, adapters, scale = drawn(*SHAPES["gate and up"], bias)
     x, bases = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), (x, bases))
     y, (dx, gradient) = value_and_gradients(function, x, bases, adapters, scale)
     assert y.dtype == dx.dtype == jnp.bfloat16

@@ -93,4 +93,4 @@ def test_a_gradient(gpu, monkeypatch, cells, packed):
     rows_X = [rows_of(asked, CONFIG.vocab) for _ in range(cells)]
     batch = pack(rows_X, 4, (32, 64), packed=packed).batches[0]
     ((_, program),) = learner._gradients(lora, [batch]).items()
-    assert kernels(program.function, *program.args) == {"norm_slope", "turn_back"}
+    assert kernels(program.function, *program.args) == {"norm_gradient", "rope_gradient"}

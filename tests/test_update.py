@@ -59,8 +59,14 @@ def gradients(learn, lora, batches):
 
 
 def assert_close(a, b, rtol=1e-4):
+    """Each number to rtol of itself, or to 2e-5 of its leaf's largest where that is more.
+
+    A gradient's number is a float32 sum over tokens, so its error follows the size of what is summed, not of the sum,
+    and the order of summing differs by processor. Measured on one with AVX2: gradients of these rows, whole and in
+    micro-batches, lie up to 8e-6 of a leaf's largest number from float64's, which agree with each other to 1e-14.
+    """
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_allclose(x, y, rtol=rtol, atol=1e-6)
+        np.testing.assert_allclose(x, y, rtol=rtol, atol=2e-5 * float(jnp.abs(y).max()))
 
 
 @pytest.fixture(scope="module")

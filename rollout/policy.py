@@ -4,9 +4,11 @@ A class because it holds state: the executables. Every shape is compiled ahead o
 rounded up to buckets, so the number of compilations is at most rows x prompt buckets x reply buckets.
 """
 
+import os
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -28,6 +30,9 @@ from rollout.text import TextWork, Tokenizer
 REPLY_BUCKET = 32
 """Reply caps are rounded up to a multiple of this many tokens."""
 
+SIDE_BY_SIDE_BYTES = 1 << 30
+"""Of caches and attention scores that calls running side by side on a CPU may take together."""
+
 
 class Request(NamedTuple):
     """One row to sample. `name` says whose it is, for errors; `scale` multiplies the adapter's alpha / rank."""
@@ -45,6 +50,17 @@ class Reply(NamedTuple):
     tokens: np.ndarray
     logp: np.ndarray
     finished: bool
+
+
+class _Sampled(NamedTuple):
+    """What one call of the sampler gave: `replies_X` of the cells `cells`, its seconds, tokens and decode steps."""
+
+    cells: list[int]
+    replies_X: list[list[Reply]]
+    prefill_s: float
+    decode_s: float
+    tokens: int
+    steps: int
 
 
 class PromptTooLong(ValueError):
@@ -107,17 +123,52 @@ class Policy:
         """
         if len(requests_X) != self.cells:
             raise ValueError(f"requests for {len(requests_X)} cells; the policy holds {self.cells}")
+        started, compiling = time.perf_counter(), self.seconds["compile"]
+        sampled = self._run_all(self._calls(requests_X, sampling), self._at_once(requests_X))
+        passed = time.perf_counter() - started - (self.seconds["compile"] - compiling)
+        # Side by side, calls count more seconds together than pass: those that pass are shared out.
+        share = min(1.0, passed / max(1e-9, sum(one.prefill_s + one.decode_s for one in sampled)))
         replies_X: list[list[Reply]] = [[] for _ in requests_X]
+        for one in sampled:
+            for x, replies in zip(one.cells, one.replies_X, strict=True):
+                replies_X[x].extend(replies)
+            self.seconds["prefill"] += share * one.prefill_s
+            self.seconds["decode"] += share * one.decode_s
+            self.sampled_tokens += one.tokens
+            self.decode_steps += one.steps
+        return replies_X
+
+    def _at_once(self, requests_X: Sequence[Sequence[Request]]) -> int:
+        """Calls to run side by side: on a CPU a core each, while they are small.
+
+        A small model's operations leave a second core half idle; a large one's fill all cores, and memory. An
+        accelerator takes one call after the other.
+        """
+        if jax.default_backend() != "cpu":
+            return 1
+        c, rows, prompt_slots = self.config, self.row_buckets[-1], self.prompt_buckets[-1]
+        slots = prompt_slots + max((r.max_tokens for part in requests_X for r in part), default=0)
+        token_bytes = 2 * c.layers * c.kv_heads * c.head_dim * base_dtype(self.base).itemsize
+        call_bytes = rows * (self.cells * slots * token_bytes + 4 * c.heads * prompt_slots**2)
+        needed = -(-max(map(len, requests_X)) // rows)
+        return max(1, min(os.cpu_count() or 1, SIDE_BY_SIDE_BYTES // call_bytes, needed))
+
+    def _run_all(self, calls: Iterator[Callable[[], _Sampled]], at_once: int) -> list[_Sampled]:
+        """What the calls give, in their order."""
+        if at_once == 1:
+            return [call() for call in calls]
+        with ThreadPoolExecutor(at_once) as pool:  # compiles the next shape, in this thread, while others sample
+            return list(pool.map(lambda call: call(), calls))
+
+    def _calls(self, requests_X: Sequence[Sequence[Request]], sampling: Sampling) -> Iterator[Callable[[], _Sampled]]:
+        """The calls of the sampler that these requests take; each is compiled when it is asked for."""
         most = max(len(requests) for requests in requests_X)
         start = 0
         while start < most:
             rows = next((r for r in self.row_buckets if r >= most - start), self.row_buckets[-1])
-            active, lora = self.active([len(requests) > start for requests in requests_X])
-            part_X = [requests_X[x][start : start + rows] for x in active]
-            for x, part in zip(active, self._sample_part(lora, part_X, rows, sampling), strict=True):
-                replies_X[x].extend(part)
+            cells, lora = self.active([len(requests) > start for requests in requests_X])
+            yield self._call(cells, lora, [requests_X[x][start : start + rows] for x in cells], rows, sampling)
             start += rows
-        return replies_X
 
     def active(self, busy_X: Sequence[bool]) -> tuple[list[int], Any]:
         """The cells to run and their adapters: all of them, or a quarter, or a quarter of that, if these hold the busy.
@@ -135,29 +186,32 @@ class Policy:
         chosen = sorted(busy + idle[: size - len(busy)])
         return chosen, jax.tree.map(lambda leaf: leaf[np.array(chosen)], self.lora)
 
-    def _sample_part(
-        self, lora: Any, part_X: list[Sequence[Request]], row_count: int, sampling: Sampling
-    ) -> list[list[Reply]]:
+    def _call(
+        self, cells: list[int], lora: Any, part_X: list[Sequence[Request]], row_count: int, sampling: Sampling
+    ) -> Callable[[], _Sampled]:
+        """One call of the sampler, padded and compiled, to be made on any thread; `part_X` are the rows of `cells`."""
         prompt_slots = max(self._prompt_bucket(r) for part in part_X for r in part)
         most_new = max(r.max_tokens for part in part_X for r in part)
         new_slots = -(-most_new // REPLY_BUCKET) * REPLY_BUCKET
         rows = self._pad(part_X, row_count, prompt_slots)
         penalised = sampling.repetition_penalty != 1
         run_prefill, run_decode = self._compiled(lora, rows, new_slots, penalised, sampling)
-        started = time.perf_counter()
-        state = jax.block_until_ready(run_prefill(self.base, lora, rows))
-        prefilled = time.perf_counter()
-        state = run_decode(self.base, lora, rows, state, sampling.arrays(), self._allowed, self._ends)
-        tokens, logp, counts, steps = jax.device_get((state.tokens, state.logp, state.counts, state.step))
-        self.seconds["prefill"] += prefilled - started
-        self.seconds["decode"] += time.perf_counter() - prefilled
-        self.sampled_tokens += int(counts.sum())
-        self.decode_steps += int(steps)
         ends = () if self.force_length else self.tokenizer.end_of_turn
-        return [
-            [_reply(tokens[x, b, : counts[x, b]], logp[x, b, : counts[x, b]], ends) for b in range(len(part))]
-            for x, part in enumerate(part_X)
-        ]
+
+        def call() -> _Sampled:
+            started = time.perf_counter()
+            state = jax.block_until_ready(run_prefill(self.base, lora, rows))
+            prefilled = time.perf_counter()
+            state = run_decode(self.base, lora, rows, state, sampling.arrays(), self._allowed, self._ends)
+            tokens, logp, counts, steps = jax.device_get((state.tokens, state.logp, state.counts, state.step))
+            ended = time.perf_counter()
+            replies_X = [
+                [_reply(tokens[x, b, : counts[x, b]], logp[x, b, : counts[x, b]], ends) for b in range(len(part))]
+                for x, part in enumerate(part_X)
+            ]
+            return _Sampled(cells, replies_X, prefilled - started, ended - prefilled, int(counts.sum()), int(steps))
+
+        return call
 
     def _prompt_bucket(self, request: Request) -> int:
         length = len(request.prompt_tokens)

@@ -1,6 +1,8 @@
 """The sampler: what it draws, what it says about what it drew, and what may not change either."""
 
 import re
+import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +13,7 @@ from flax import nnx
 from model.qwen2 import init_cache
 from rollout.distribution import Sampling, shaped_logits, token_logp
 from rollout.episode import RowId
-from rollout.policy import PromptTooLong, Request, bucket_ladder
+from rollout.policy import Policy, PromptTooLong, Request, bucket_ladder
 from rollout.sampler import Rows, prefill
 from tests import tiny
 
@@ -132,6 +134,43 @@ def test_compilations_are_bounded_by_the_buckets():
         policy.sample([[request("x" * length, cap=1 + length)]], TRAIN)
     policy.sample([[request("x", cap=3)]], Sampling(0.5, top_p=0.9, top_k=3))
     assert set(policy.compiles) == {(1, 4, 16, 32, False), (1, 4, 32, 32, False)}
+
+
+def test_a_cpus_calls_run_side_by_side_and_draw_what_they_draw_one_by_one(monkeypatch):
+    """The same bits in the same places, and no more seconds than passed; one by one where caches are large."""
+    lora, requests_X = tiny.adapters([0, 1]), [[request("ab" * (e % 9), e) for e in range(n)] for n in (11, 6)]
+    prepare, threads, sampled = Policy._call, [], []
+
+    def meeting(call, others):
+        def run():
+            threads.append(threading.current_thread())
+            others.wait(60)
+            return call()
+
+        return run
+
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
+    for at_once, room in ((1, 0), (3, 1 << 30)):
+        others = threading.Barrier(at_once)
+        monkeypatch.setattr(Policy, "_call", lambda *args, others=others: meeting(prepare(*args), others))
+        monkeypatch.setattr("rollout.policy.SIDE_BY_SIDE_BYTES", room)
+        policy, started = tiny.policy(lora, rows=(2,), prompt_buckets=(32,)), time.perf_counter()
+        replies_X = policy.sample(requests_X, TRAIN)
+        assert policy.seconds["prefill"] + policy.seconds["decode"] <= time.perf_counter() - started
+        drawn = [[(r.tokens.tolist(), r.logp.tolist(), r.finished) for r in replies] for replies in replies_X]
+        sampled.append((drawn, policy.sampled_tokens, policy.decode_steps))
+    assert sampled[0] == sampled[1]
+    assert [len(rows) for rows in drawn] == [11, 6] and len(threads) == 12
+    assert set(threads[:6]) == {threading.current_thread()} and len(set(threads[6:])) == 3
+
+
+def test_an_accelerator_takes_one_call_after_the_other(monkeypatch):
+    requests_X = [[request("a", e) for e in range(5)]]
+    policy = tiny.policy(tiny.adapters([0]), rows=(2,), prompt_buckets=(32,), fused=False)
+    before = [r.tokens.tolist() for r in policy.sample(requests_X, TRAIN)[0]]
+    monkeypatch.setattr("rollout.policy.ThreadPoolExecutor", None)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert [r.tokens.tolist() for r in policy.sample(requests_X, TRAIN)[0]] == before
 
 
 def test_a_prompt_too_long_names_the_problem():

@@ -32,6 +32,7 @@ ROWS = (
     Row("methods", "talk_methods, min", 1, None, 45),
     Row("startup_cold", "first update, cold, s", 1, None, 90),
     Row("startup_warm", "first update, warm, s", 1, None, 25),
+    Row("busy", "kernels run in a traced step, %", 1, None, None),
 )
 CHECKS = "checks"
 COLUMNS = {"ours": "ours", "hf": "HF + PEFT", "hf_compiled": "HF compiled", "tunix": "Tunix"}
@@ -79,7 +80,7 @@ class Measurement:
     after: tuple[str, str] | None = None
 
 
-BESIDE = ("sampling_logp_gap", "sampling_logp_gap_max", "peak_gib", "bandwidth_share", "grad_norm")
+BESIDE = ("sampling_logp_gap", "sampling_logp_gap_max", "peak_gib", "bandwidth_share", "grad_norm", "kernels")
 
 
 def read_report(row: str, key: str) -> Callable[[Output], list[Figure]]:
@@ -112,6 +113,16 @@ def read_methods(output: Output) -> list[Figure]:
     (steps,) = read_steps(output)
     note = f"80 x a step of {statistics.median(steps.values):.1f} s"
     return [replace(steps, row="methods", values=[80 * s / 60 for s in steps.values], note=note)]
+
+
+def read_busy(output: Output) -> list[Figure]:
+    """bench.full_shape's traced step: the share of it, from its first kernel to its last, in which kernels ran."""
+    traced = output.report["traced"]
+    span, ran = traced["span_ms"] / 1e3, traced["busy_ms"] / 1e3
+    gaps = ", ".join(f"{gap['duration']:.0f}" for gap in traced["longest_gaps"][:6])
+    note = f"{ran:.2f} of {span:.2f} s, slowed by the profiler; the longest gaps {gaps} ms"
+    beside = {name: value for name, value in traced["step"].items() if name.endswith("_s")}
+    return [Figure("busy", "ours", [100 * ran / span], note, beside | {"kernels": traced["kernels"]})]
 
 
 def read_startup(row: str) -> Callable[[Output], list[Figure]]:
@@ -177,9 +188,10 @@ def read_tunix_prefill(output: Output) -> list[Figure]:
 
 
 def read_tunix_gradient(output: Output) -> list[Figure]:
-    """tunix_bench.py --train lora, which prints the best of its repeats only."""
+    """tunix_bench.py --train lora, which prints the best of its repeats only: a process a value."""
     (line,) = lines_with(output.lines, {"stage": "train", "part": "loss_and_grad"})
-    return [Figure("gradient", "tunix", [line["best_s"]], "the best of its repeats", {"peak_gib": line["peak_gib"]})]
+    beside = {"peak_gib": line["peak_gib"]}
+    return [Figure("gradient", "tunix", [line["best_s"]], "each the best of its process's repeats", beside)]
 
 
 class Places(NamedTuple):
@@ -201,17 +213,17 @@ def measurements(places: Places, repeats: int, long_repeats: int, tiny: bool) ->
 def _ours(places: Places, repeats: int, long_repeats: int, tiny: bool) -> list[Measurement]:
     preset, lengths, rows = ("tiny", (64, 32), (2, 4)) if tiny else ("qwen2.5-1.5b", (640, 384), (32, 128))
     sizes = ("--preset", preset, "--repeats", str(repeats), "--out", "{report}")
-    profile = ("-m", "rollout.profile", "--no-trace", *sizes, "--new-tokens", str(lengths[1]))
+    profile = ("-m", "rollout.profile", *sizes, "--new-tokens", str(lengths[1]))
     long = ("--prompt-tokens", str(lengths[0]))
-    short = ("--prompt-tokens", "32" if tiny else "256", "--rows", str(rows[0]))
+    short = ("--prompt-tokens", "32" if tiny else "256", "--rows", str(rows[0]), "--no-trace")
     decode = {
         "decode_32": (*long, "--rows", str(rows[0])),
-        "decode_32_top_p": (*long, "--rows", str(rows[0]), "--top-p", "0.95"),
-        "decode_128": (*long, "--rows", str(rows[1])),
-        "cells": (*long, "--rows", str(rows[0]), "--cells", "3"),
+        "decode_32_top_p": (*long, "--rows", str(rows[0]), "--top-p", "0.95", "--no-trace"),
+        "decode_128": (*long, "--rows", str(rows[1]), "--no-trace"),
+        "cells": (*long, "--rows", str(rows[0]), "--cells", "3", "--no-trace"),
     }
     out = [
-        _own(row, (*profile, *flags), read_report(row, "decode_ms_per_step"), 30, 120) for row, flags in decode.items()
+        _own(row, (*profile, *flags), read_report(row, "decode_ms_per_step"), 35, 150) for row, flags in decode.items()
     ]
     out.append(_own("prefill", (*profile, *short, "--new-tokens", "32"), read_report("prefill", "prefill_s"), 25, 120))
     gradient = ("-m", "bench.gradient", *sizes, *long, "--new-tokens", str(lengths[1]), "--rows", "2" if tiny else "16")
@@ -221,15 +233,20 @@ def _ours(places: Places, repeats: int, long_repeats: int, tiny: bool) -> list[M
     rules = ("--credit", "grpo", "reinforce_ada", "raft", "mixed_partners", "--seeds", "17", "18", "19")
     rules += () if tiny else ("--micro-rows", "4")  # many cells' last micro-batches, each of which may be half empty
     cached = ("--seeds", "17", "--compile-cache")
-    whole = (*step, str(repeats + 1), *cached, "{work}/cache-{run}")
+    steps = 1 + -(-repeats // long_repeats)  # but for each cold start's first, they are the row `step`
+    whole = (*step, str(steps), *cached, "{work}/cache-{run}")
     cold = _own("startup_cold", whole, read_cold, 110, 240, no_data)
     first = (*step, "1", *cached, "{work}/cache-0")
     warm = _own("startup_warm", first, read_startup("startup_warm"), 35, 240, no_data)
+    traced = (*step, "1", *cached, "{work}/cache-0", "--trace", "{work}/trace-{run}")
+    no_kernels = "tiny shapes are a CPU's, whose trace shows no kernels" if tiny else no_data
+    busy = _own("busy", traced, read_busy, 70, 240, no_kernels)
     return [
         *out,
         _own("methods", (*step, str(repeats + 1), *rules), read_methods, 260, 480, no_data),
         replace(cold, gives=(*cold.gives, ("step", "ours")), runs=long_repeats, fills="cache"),
         replace(warm, runs=repeats, after=(cold.name, "cache-0")),
+        replace(busy, after=(cold.name, "cache-0"), fills="trace"),
         Measurement(
             "checks",
             ((CHECKS, "ours"),),
@@ -279,7 +296,7 @@ def _peers(places: Places, repeats: int, long_repeats: int, tiny: bool) -> list[
     return [
         *(of_tunix(row, flags, read_tunix_decode(row), 60) for row, flags in decode.items()),
         of_tunix("prefill", prefill, read_tunix_prefill, 50),
-        of_tunix("gradient", train, read_tunix_gradient, 90),
+        replace(of_tunix("gradient", train, read_tunix_gradient, 75), runs=long_repeats),
         Measurement("hf decode", hf_decode, (hf, "--only-gen"), read_hf_decode, 110, 300, long_repeats, no_hf),
         Measurement("hf step", hf_step, (hf,), read_hf_step, 160, 300, long_repeats, no_hf),
     ]

@@ -118,6 +118,9 @@ def _beside(found: dict[tuple[str, str], dict[str, Any]]) -> list[str]:
             parts.append(f"{beside['bandwidth_share']:.0%} of the memory's speed")
         if beside.get("peak_gib"):
             parts.append(f"peak {beside['peak_gib']:.1f} GiB")
+        if beside.get("kernels"):
+            longest = ", ".join(f"{name[:40]} {ms:.0f}" for name, ms, _ in beside["kernels"][:8])
+            parts.append(f"longest kernels, ms in all: {longest}")
         if parts:
             out.append(f"- {row}, {COLUMNS[column]}: {'; '.join(parts)}")
     return out

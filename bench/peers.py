@@ -222,7 +222,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--tokenizer", help="tokenizer directory, for whole steps")
     parser.add_argument("--data", help="GSM8K directory, likewise")
     parser.add_argument("--repeats", type=int, default=3, help="of each measurement")
-    parser.add_argument("--long-repeats", type=int, default=1, help="of what HF does and of a cold start")
+    long = "of what HF does, of Tunix's gradient and of a cold start"
+    parser.add_argument("--long-repeats", type=int, default=1, help=long)
     parser.add_argument("--budget-s", type=float, default=float("inf"), help="seconds after which nothing is started")
     parser.add_argument("--again", action="store_true", help="measure again what --out holds already")
     parser.add_argument("--commit", help="by default git's; for a copy that has no history")

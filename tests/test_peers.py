@@ -168,7 +168,7 @@ def test_reading_the_peers():
     assert got.values == [0.13, 0.11, 0.12]
     line = {"stage": "train", "part": "loss_and_grad", "best_s": 0.38, "peak_gib": 66.0}
     (got,) = peer_rows.read_tunix_gradient(Output([line | {"part": "logps_forward", "best_s": 9}, line], {}, 0.0))
-    assert got.values == [0.38] and got.note == "the best of its repeats"
+    assert got.values == [0.38] and got.note == "each the best of its process's repeats"
     gradient, step = peer_rows.read_hf_step(Output(HF, {}, 0.0))
     assert gradient.values == [1.0] and step.values == [108.3]
     assert step.beside == {"rollout_s": 102.7, "train_s": 5.6}
@@ -190,6 +190,11 @@ def test_reading_our_own():
     first = {"ended_at": 1090.0, "compile_s": 60.0, "step_s": 7.0}
     (got,) = peer_rows.read_startup("startup_cold")(Output([], {"steps": [first], "setup_s": 12.0}, 1000.0))
     assert got.values == [90.0]
+    traced = {"span_ms": 4000.0, "busy_ms": 3800.0, "longest_gaps": [{"duration": 41.2}, {"duration": 9.0}]}
+    traced |= {"kernels": [["gemm", 2000.0, 5]], "step": {"decode_s": 2.1, "decode_ms_per_step": 1.9}}
+    (got,) = peer_rows.read_busy(Output([], {"traced": traced}, 0.0))
+    assert got.values == pytest.approx([95]) and got.beside == {"decode_s": 2.1, "kernels": [["gemm", 2000.0, 5]]}
+    assert got.note == "3.80 of 4.00 s, slowed by the profiler; the longest gaps 41, 9 ms"
 
 
 def test_the_table_by_hand():
@@ -204,7 +209,9 @@ def test_the_table_by_hand():
         return {"status": status, "why": why, "gives": [[row, column]], "runs": list(runs)}
 
     checks = [{"name": "mlp", "max_err": 0.5, "ok": False}, {"name": "qkv", "max_err": 0.01, "ok": True}]
-    ours = run("decode_32", "ours", [2.4, 2.5, 2.6], sampling_logp_gap=0.011, sampling_logp_gap_max=0.07, peak_gib=9.0)
+    kernels = [["nvjet", 812.4, 10], ["attend", 130.0, 4]]
+    told = {"sampling_logp_gap": 0.011, "sampling_logp_gap_max": 0.07, "peak_gib": 9.0, "kernels": kernels}
+    ours = run("decode_32", "ours", [2.4, 2.5, 2.6], **told)
     shown = table(
         record(
             a=of("decode_32", "ours", ours),
@@ -221,7 +228,8 @@ def test_the_table_by_hand():
     assert cells_of(shown, "decode, 32 rows, ms a step") == decode
     assert cells_of(shown, "prefill 32 x 256, s") == ["not run", "0.032", "0.045", "not run (2)"]
     assert "(1) whole calls\n(2) prefill, Tunix: no --peers" in shown
-    assert "- decode_32, ours: log-probs 0.0110 nats from the training forward's, at most 0.0700; peak 9.0 GiB" in shown
+    assert "- decode_32, ours: log-probs 0.0110 nats from the training forward's, at most 0.0700; peak 9.0" in shown
+    assert " GiB; longest kernels, ms in all: nvjet 812, attend 130\n" in shown
     assert "checks: 1 ok, 1 wrong, largest error 0.5; wrong: mlp 0.5; failed: exit 1: mlp" in shown
     assert "a 20, b 60, checks 20; 100 in all" in shown
     assert len({len(line) for line in lines[head : head + 12]}) == 1, "the columns line up"
@@ -235,6 +243,13 @@ def test_every_row_is_measured_by_us_and_names_no_second_thing():
     assert {row for row, column in gives if column == "ours"} == {*(r.name for r in peer_rows.ROWS), "checks"}
     names = [m.name for m in found]
     assert names.index("startup_cold ours") < names.index("startup_warm ours")
+    many = {m.name: m for m in peer_rows.measurements(Places(Path("p"), Path("w"), "t", "d"), 3, 3, tiny=False)}
+    assert {name for name, m in many.items() if m.runs == 3} == {
+        *("hf decode", "hf step", "gradient tunix", "startup_cold ours", "startup_warm ours")
+    }
+    for few in (1, 2, 3, 4):  # however many cold starts there are, three steps or more after their first ones
+        (cold,) = (m for m in peer_rows.measurements(Places(None, None, "t", "d"), 3, few, False) if "cold" in m.name)
+        assert 3 <= few * (int(cold.argv[cold.argv.index("--steps") + 1]) - 1) < 3 + few
     bare = peer_rows.measurements(Places(None, None, None, None), 3, 1, tiny=False)
     assert {m.name for m in bare if m.skip is None} - {"checks"} == {
         f"{row} ours" for row in ("decode_32", "decode_32_top_p", "decode_128", "prefill", "cells", "gradient")

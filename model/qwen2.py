@@ -3,8 +3,8 @@
 One function serves training, prefill and decoding: `Qwen2.hidden` takes the tokens' positions, who may see whom,
 and optionally a KV cache to write to. Weights are kept [in, out]. Activations are kept 2-D, [B*T, D], between
 attentions: on a CPU XLA's 3-D products are a third as fast. Products take the compute type and accumulate in
-fp32; norms, softmax and logits are fp32. There is no dropout and no loss here, and no logits for tokens nobody asks
-about: `logits` is a separate call on the hidden states that are wanted.
+fp32; norms, softmax and logits are fp32. There is no dropout and no loss here, and nothing is made for tokens nobody
+asks about: the last layer ends with attention for them, and `logits` is a separate call on the states that are wanted.
 """
 
 from functools import partial
@@ -71,6 +71,11 @@ def frozen(members: dict[str, Linear], lora: LayerLora) -> tuple[tuple[Base, ...
     return tuple(bases), tuple(lora[name] for name in members)
 
 
+def only(wanted: jax.Array | None, *arrays: jax.Array | None) -> tuple[jax.Array | None, ...]:
+    """The rows `wanted` [M] of each array; all of them where that is None."""
+    return arrays if wanted is None else tuple(x if x is None else x[wanted] for x in arrays)
+
+
 class RMSNorm(nnx.Module):
     """x / rms(x) * weight, in fp32 (Zhang and Sennrich, 2019)."""
 
@@ -97,9 +102,9 @@ class Attention(nnx.Module):
         self.v_proj = Linear(config.width, keys, config.qkv_bias, rngs, dtype)
         self.o_proj = Linear(queries, config.width, False, rngs, dtype)
 
-    def __call__(self, x, rope, mask_BTS, lora, scale, layer_cache, slot, folded, packing):
-        """x [B*T, D] -> ([B*T, D], the layer's cache with T tokens written from `slot` on, or None); packed, B is 1 and
-        T is Z."""
+    def __call__(self, x, rope, mask_BTS, lora, scale, layer_cache, slot, folded, packing, wanted):
+        """x [B*T, D] -> ([B*T, D] or that of `wanted`, the layer's cache with T tokens written from `slot` on, or
+        None); packed, B is 1 and T is Z."""
         c, (batch, steps) = self.config, rope[0].shape[:2]
         members = {"q_proj": self.q_proj, "k_proj": self.k_proj, "v_proj": self.v_proj}
         qkv = linears(x, members, lora, scale, folded).reshape(batch, steps, -1, c.head_dim)
@@ -116,6 +121,7 @@ class Attention(nnx.Module):
             v = jax.lax.dynamic_update_slice_in_dim(values, v, slot, axis=2)
         y = attend(q, k, v, mask_BTS) if y is None else y
         y = (y if packing is None else repack(y, packing)).reshape(batch * steps, c.heads * c.head_dim)
+        y, scale = only(wanted, y, scale)
         y = linears(y, {"o_proj": self.o_proj}, lora, scale, folded)
         return y, (k, v) if layer_cache is not None else None
 
@@ -147,10 +153,11 @@ class Block(nnx.Module):
         self.post_attention_layernorm = RMSNorm(config.width, config.norm_eps, dtype)
         self.mlp = MLP(config, rngs, dtype)
 
-    def __call__(self, x, rope, mask_BTS, lora, scale, layer_cache, slot, folded, packing):
+    def __call__(self, x, rope, mask_BTS, lora, scale, layer_cache, slot, folded, packing, wanted):
         normed, x = self.input_layernorm.with_residual(x, folded)
         normed = checkpoint_name(normed, "normed")
-        y, layer_cache = self.self_attn(normed, rope, mask_BTS, lora, scale, layer_cache, slot, folded, packing)
+        y, layer_cache = self.self_attn(normed, rope, mask_BTS, lora, scale, layer_cache, slot, folded, packing, wanted)
+        x, scale = only(wanted, x, scale)
         x = checkpoint_name(x + y, "attended")
         normed, x = self.post_attention_layernorm.with_residual(x, folded)
         normed = checkpoint_name(normed, "normed")
@@ -181,6 +188,7 @@ class Qwen2(nnx.Module):
         remat: Remat = "none",
         folded: bool = False,
         packing: Packing | None = None,
+        wanted: jax.Array | None = None,
     ) -> tuple[jax.Array, Cache | None]:
         """Final hidden states [B, T, D], and the cache with these tokens written at `slot`...`slot + T - 1`.
 
@@ -189,6 +197,8 @@ class Qwen2(nnx.Module):
         `scale_B` fp32 is alpha / rank for rows that use it and 0 for the untrained base. `remat`: what the backward
         pass computes again (model.remat). `folded`: adapters by model.folded, for many tokens on a GPU. `packing`
         (model.packing), without a mask and a cache: only its tokens are computed, and the states are [1, Z, D].
+        `wanted` [M]: flat places of B * T (of Z) whose states alone are returned, [M, D]; what the last layer makes of
+        the others after attention, nobody sees, so it isn't made.
         """
         scale = None if lora is None else jnp.repeat(scale_B, tokens_BT.shape[1])
         folded = folded and lora is not None
@@ -206,17 +216,20 @@ class Qwen2(nnx.Module):
             stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *weights)
 
             def layer(x, args):
-                args = args[0], x, rope, mask_BTS, args[1], scale, None, 0, packing
+                args = args[0], x, rope, mask_BTS, args[1], scale, None, 0, packing, None
                 return _layer(graph, remat, True, folded, *args)[0], None
 
-            x = jax.lax.scan(layer, x, (stacked, lora))[0]
+            (x,) = only(wanted, jax.lax.scan(layer, x, (stacked, lora))[0])  # a last layer apart would be compiled too
         else:
             adapters = by_layer(lora) if isinstance(lora, dict) else lora or [None] * len(parts)
             for index, adapter in enumerate(adapters):
                 args = weights[index], x, rope, mask_BTS, adapter, scale, cache and cache[index], slot, packing
-                x, layer_cache = _layer(graph, remat, False, folded, *args)
+                last = index + 1 == len(parts)
+                x, layer_cache = _layer(graph, remat, False, folded, *args, wanted if last else None)
                 out.append(layer_cache)
-        return self.norm(x).reshape(batch, steps, self.config.width), None if cache is None else out
+        x = self.norm(x)
+        x = x.reshape(batch, steps, self.config.width) if wanted is None else x
+        return x, None if cache is None else out
 
     @property
     def head(self) -> jax.Array:
@@ -231,10 +244,11 @@ class Qwen2(nnx.Module):
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))  # so that one layer is traced and lowered, and not all of them
 def _layer(graph, remat: Remat, looped: bool, folded: bool, weights, x, rope, mask, adapter, scale, *others):
-    """A layer of the graph `graph`, as `remat` says: (x [B*T, D], the layer's cache or None)."""
+    """A layer of the graph `graph`, as `remat` says: (x [B*T, D] or that of the tokens wanted, the layer's cache or
+    None)."""
 
-    def apply(weights, x, rope, mask, adapter, scale, layer_cache, slot, packing):
-        return nnx.merge(graph, weights)(x, rope, mask, adapter, scale, layer_cache, slot, folded, packing)
+    def apply(weights, x, rope, mask, adapter, scale, layer_cache, slot, packing, wanted):
+        return nnx.merge(graph, weights)(x, rope, mask, adapter, scale, layer_cache, slot, folded, packing, wanted)
 
     return checkpointed(apply, remat, looped)(weights, x, rope, mask, adapter, scale, *others)
 

@@ -102,8 +102,9 @@ def prefill(graph: Any, base: Any, lora: Any, rows: Rows, new_slots: int, penali
         tokens_BP = jnp.take_along_axis(tokens_BP, (slots_P[None] + pad_B1) % prompt_slots, axis=1)
         positions_BP = jnp.broadcast_to(slots_P[None], tokens_BP.shape)
         cache = init_cache(config, tokens_BP.shape[0], prompt_slots, dtype)
-        hidden, cache = model.hidden(tokens_BP, positions_BP, None, adapter, scale_B, cache, folded=pays())
-        last = jnp.take_along_axis(hidden, (lengths_B - 1)[:, None, None], axis=1)[:, 0]
+        last_B = prompt_slots * jnp.arange(tokens_BP.shape[0]) + lengths_B - 1
+        options = {"folded": pays(), "wanted": last_B}
+        last, cache = model.hidden(tokens_BP, positions_BP, None, adapter, scale_B, cache, **options)
         from_BP = (slots_P[None] - pad_B1) % prompt_slots
         back = jax.vmap(lambda x_KPC, from_P: x_KPC[:, from_P])
         grow = ((0, 0), (0, 0), (0, new_slots), (0, 0))

@@ -63,12 +63,11 @@ def selected_logp(
     positions = jnp.broadcast_to(jnp.arange(width)[None], (rows, width))
     # Padding is to the right of every real token, so causality alone hides it.
     packing = None if places_Z is None else packing_of(places_Z, rows, width)
-    options = {"remat": remat, "folded": pays(), "packing": packing}
-    hidden, _ = model.hidden(tokens_BT, positions, None, lora, scale_B, **options)
     before_M = jnp.maximum(select_M - 1, 0)
     if packing is not None:
         before_M = packing.inverse.reshape(-1)[before_M]
-    hidden_M = hidden.reshape(-1, hidden.shape[-1])[before_M]
+    options = {"remat": remat, "folded": pays(), "packing": packing, "wanted": before_M}
+    hidden_M, _ = model.hidden(tokens_BT, positions, None, lora, scale_B, **options)
     return _token_logp(hidden_M, tokens_BT.reshape(-1)[select_M], model.head, shape, allowed_V, count)
 
 

@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 
 from model.config import QWEN2_5_1_5B, ModelConfig, ModelConfigError
 from model.lora import LoraConfig, init_lora
+from model.packing import packing_of
 from model.qwen2 import Qwen2, init_cache
 from model.weights import load
 from tests.golden.make_golden import CONFIGS, GOLDEN, golden_inputs, golden_weights, hf_logits, hf_model
@@ -231,6 +232,48 @@ def test_looping_over_layers_equals_unrolling_them(monkeypatch, remat):
         got.append(jax.grad(loss, has_aux=True)(lora))
     for looped, unrolled in zip(*map(jax.tree.leaves, got), strict=True):
         np.testing.assert_allclose(looped, unrolled, rtol=1e-4, atol=1e-5)
+
+
+WANTED = jnp.asarray([7, 2, 2, 11])
+"""Flat places of 3 rows of 4 tokens: out of order, one of them twice, none of the second row's first three."""
+
+
+@pytest.mark.parametrize("way", ["plain", "cached", "packed", "looped", "folded"])
+def test_states_that_are_wanted_are_those_of_the_whole_pass(monkeypatch, way):
+    """With the same gradients and the same cache, whose keys and values are every token's; each row has its own scale
+    of the adapter."""
+    monkeypatch.setattr("model.qwen2.SCAN_FROM", 1 if way == "looped" else 99)
+    graph, base = nnx.split(tiny_model())
+    lora = jax.tree.map(lambda x: x + 0.05, init_lora(jax.random.key(0), TINY, LoraConfig(2, 4.0)))
+    tokens, where = jax.random.randint(jax.random.key(1), (3, 4), 0, TINY.vocab), positions(3, 4)
+    options = {"folded": way == "folded"}
+    options |= {"cache": init_cache(TINY, 3, 6, jnp.float32)} if way == "cached" else {}
+    options |= {"packing": packing_of(jnp.arange(12), 3, 4)} if way == "packed" else {}
+
+    def states(lora, wanted):
+        model = nnx.merge(graph, base)
+        scale = jnp.asarray([2.0, 0.0, 1.0])
+        hidden, cache = model.hidden(tokens, where, None, lora, scale, wanted=wanted, **options)
+        hidden = hidden.reshape(12, -1)[WANTED] if wanted is None else hidden
+        return (hidden**3).sum(), (hidden, cache)
+
+    got, want = (jax.grad(states, has_aux=True)(lora, wanted) for wanted in (WANTED, None))
+    assert got[1][0].shape == (4, TINY.width)
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_what_the_last_layer_makes_of_other_tokens_is_not_computed():
+    """2 operations for each weight of its o_proj and MLP and each of the 36 tokens of 40 that nobody asks for."""
+    graph, base = nnx.split(tiny_model())
+    tokens = jnp.zeros((2, 20), jnp.int32)
+
+    def operations(wanted):
+        states = lambda base: nnx.merge(graph, base).hidden(tokens, positions(2, 20), None, wanted=wanted)[0]  # noqa: E731
+        return jax.jit(states).lower(base).compile().cost_analysis()["flops"]
+
+    saved = 2 * 36 * (TINY.heads * TINY.head_dim * TINY.width + 3 * TINY.width * TINY.mlp)
+    assert saved < operations(None) - operations(jnp.asarray([0, 7, 19, 39])) < 1.2 * saved
 
 
 def test_no_mask_is_a_causal_mask():

@@ -72,8 +72,10 @@ def frozen(members: dict[str, Linear], lora: LayerLora) -> tuple[tuple[Base, ...
 
 
 def only(wanted: jax.Array | None, *arrays: jax.Array | None) -> tuple[jax.Array | None, ...]:
-    """The rows `wanted` [M] of each array; all of them where that is None."""
-    return arrays if wanted is None else tuple(x if x is None else x[wanted] for x in arrays)
+    """The rows `wanted` [M] of each array, zeros for those beyond it; all of its rows where `wanted` is None."""
+    if wanted is None:
+        return arrays
+    return tuple(x if x is None else x.at[wanted].get(mode="fill", fill_value=0) for x in arrays)
 
 
 class RMSNorm(nnx.Module):
@@ -197,8 +199,8 @@ class Qwen2(nnx.Module):
         `scale_B` fp32 is alpha / rank for rows that use it and 0 for the untrained base. `remat`: what the backward
         pass computes again (model.remat). `folded`: adapters by model.folded, for many tokens on a GPU. `packing`
         (model.packing), without a mask and a cache: only its tokens are computed, and the states are [1, Z, D].
-        `wanted` [M]: flat places of B * T (of Z) whose states alone are returned, [M, D]; what the last layer makes of
-        the others after attention, nobody sees, so it isn't made.
+        `wanted` [M]: flat places of B * T (of Z), or that number for none, whose states alone are returned, [M, D];
+        what the last layer makes of the others after attention, nobody sees, so it isn't made.
         """
         scale = None if lora is None else jnp.repeat(scale_B, tokens_BT.shape[1])
         folded = folded and lora is not None

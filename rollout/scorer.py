@@ -63,9 +63,10 @@ def selected_logp(
     positions = jnp.broadcast_to(jnp.arange(width)[None], (rows, width))
     # Padding is to the right of every real token, so causality alone hides it.
     packing = None if places_Z is None else packing_of(places_Z, rows, width)
-    before_M = jnp.maximum(select_M - 1, 0)
+    # Padding asks for no state, instead of all for the first one, to whose gradient they would all be added.
+    before_M = jnp.where(select_M > 0, select_M - 1, rows * width)
     if packing is not None:
-        before_M = packing.inverse.reshape(-1)[before_M]
+        before_M = packing.inverse.reshape(-1).at[before_M].get(mode="fill", fill_value=places_Z.shape[0])
     options = {"remat": remat, "folded": pays(), "packing": packing, "wanted": before_M}
     hidden_M, _ = model.hidden(tokens_BT, positions, None, lora, scale_B, **options)
     return _token_logp(hidden_M, tokens_BT.reshape(-1)[select_M], model.head, shape, allowed_V, count)

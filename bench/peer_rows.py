@@ -298,5 +298,5 @@ def _peers(places: Places, repeats: int, long_repeats: int, tiny: bool) -> list[
         of_tunix("prefill", prefill, read_tunix_prefill, 50),
         replace(of_tunix("gradient", train, read_tunix_gradient, 75), runs=long_repeats),
         Measurement("hf decode", hf_decode, (hf, "--only-gen"), read_hf_decode, 110, 300, long_repeats, no_hf),
-        Measurement("hf step", hf_step, (hf,), read_hf_step, 160, 300, long_repeats, no_hf),
+        Measurement("hf step", hf_step, (hf,), read_hf_step, 130, 300, long_repeats, no_hf),
     ]

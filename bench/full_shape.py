@@ -144,6 +144,12 @@ def traced_step(study: Study, step: int, folder: Path) -> dict[str, Any]:
     return found | {"kernels": by_name(kernels)[:50], "step": steps[0]}
 
 
+def save(report: dict[str, Any], out: Path | None) -> None:
+    """Everything as JSON."""
+    if out:
+        out.write_text(json.dumps(report, indent=1))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="qwen2.5-1.5b", choices=sorted({preset for preset, _ in PRESETS}))
@@ -190,10 +196,10 @@ def main() -> None:
             f"{len(seconds)} {what}, {sum(seconds.values()):.1f} s: "
             + "; ".join(f"{name} {s:.1f}" for name, s in seconds.items())
         )
+    save(report, args.out)  # at once: a trace may fail
     if args.trace:
         report["traced"] = traced_step(study, args.steps, args.trace)
-    if args.out:
-        args.out.write_text(json.dumps(report, indent=1))
+        save(report, args.out)
 
 
 if __name__ == "__main__":

@@ -227,6 +227,12 @@ def show(found: dict[str, Any], kernels: list[tuple[str, float, int]], console: 
         console.print(table)
 
 
+def save(found: dict[str, Any], kernels: list[tuple[str, float, int]], out: Path | None) -> None:
+    """Everything as JSON, with the longest kernels."""
+    if out:
+        out.write_text(json.dumps({**found, "kernels": kernels[:50]}, indent=1))
+
+
 def shape_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of `make_policy`: which model, and how many rows of what length (bench.gradient takes them too)."""
     parser.add_argument("--preset", default="tiny", choices=["tiny", "qwen2.5-1.5b"], help="shape of random weights")
@@ -260,15 +266,14 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         Console(stderr=True).print(f"error: {error}", style="red", markup=False, soft_wrap=True)
         return 2
-    found = measure(policy, args)
-    kernels = []
+    found, kernels = measure(policy, args), []
+    save(found, kernels, args.out)  # at once: a trace may fail
     if not args.no_trace:
         with tempfile.TemporaryDirectory() as scratch:
             asked, sampling = requests_of(policy, args), Sampling(args.temperature, args.top_p)
             kernels = by_name(trace_kernels(lambda: policy.sample(asked, sampling), args.trace or Path(scratch)))
     show(found, kernels, console)
-    if args.out:
-        args.out.write_text(json.dumps({**found, "kernels": kernels[:50]}, indent=1))
+    save(found, kernels, args.out)
     return 0
 
 

@@ -75,6 +75,19 @@ def test_log_probs_of_other_weights_are_found_out():
     assert profile.logp_gap(policy, asked, replies, sampling)["sampling_logp_gap"] > 0.1
 
 
+def test_a_trace_that_fails_loses_nothing_measured(tmp_path, monkeypatch):
+    def fails(call, folder):
+        raise RuntimeError("the profiler is in use")
+
+    monkeypatch.setattr(profile, "make_policy", lambda args: None)
+    monkeypatch.setattr(profile, "requests_of", lambda policy, args: [])
+    monkeypatch.setattr(profile, "measure", lambda policy, args: {"decode_ms_per_step": 1.9})
+    monkeypatch.setattr(profile, "trace_kernels", fails)
+    with pytest.raises(RuntimeError, match="in use"):
+        profile.main(["--out", str(tmp_path / "p.json")])
+    assert json.loads((tmp_path / "p.json").read_text()) == {"decode_ms_per_step": 1.9, "kernels": []}
+
+
 @pytest.mark.slow
 def test_the_command_on_the_built_in_shape(tmp_path, capsys):
     sizes = "--rows 2 --prompt-tokens 30 --prompt-slots 64 --new-tokens 32 --repeats 2 --rank 2".split()

@@ -11,7 +11,6 @@ most work a step can be. It runs what `rl.train` runs (draw, credit, pack, updat
 
 import argparse
 import dataclasses
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from rl.draw import play_step
 from rl.presets import PRESETS
 from rl.rules import CREDITS
 from rl.study import Study, prepare
+from rollout.profile import save
 from rollout.trace import busy, by_name, trace_kernels
 
 
@@ -142,12 +142,6 @@ def traced_step(study: Study, step: int, folder: Path) -> dict[str, Any]:
     longest = [gap._asdict() for gap in gaps[:40]]
     found = {"span_ms": span_ms, "busy_ms": busy_ms, "short_gaps_ms": short, "longest_gaps": longest}
     return found | {"kernels": by_name(kernels)[:50], "step": steps[0]}
-
-
-def save(report: dict[str, Any], out: Path | None) -> None:
-    """Everything as JSON."""
-    if out:
-        out.write_text(json.dumps(report, indent=1))
 
 
 def main() -> None:

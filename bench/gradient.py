@@ -29,7 +29,7 @@ from rl.update import Learner, OptimConfig
 from rollout.distribution import Sampling
 from rollout.episode import Utterance
 from rollout.policy import Policy
-from rollout.profile import busy_lora, make_policy, shape_flags, spread
+from rollout.profile import busy_lora, make_policy, save, shape_flags, spread
 from rollout.setup import stack
 
 CHECKED = replace(QWEN2_5_1_5B, layers=3, vocab=8192)
@@ -149,8 +149,7 @@ def main(argv: list[str] | None = None) -> int:
     folded.FOLD = not args.plain
     found = measure(make_policy(args), args)
     print(json.dumps(found))
-    if args.out:
-        args.out.write_text(json.dumps(found, indent=1))
+    save(found, args.out)
     return 0 if 0 < found["grad_norm"] < float("inf") else 1
 
 

@@ -1,7 +1,7 @@
 """The table of `bench.peers`, from what it recorded. Pure text: nothing is measured or read here.
 
 A record's `measurements` hold, by name, `status` ("ok", "failed" or "skipped"), `why`, `gives` ([row, column] pairs)
-and `runs`, each with its `seconds`, `device`, `lines` (JSON it printed) and `figures` (see bench.peer_rows.Figure).
+and `runs`, each with its `seconds`, `device`, `lines` (JSON it printed) and `figures` (see bench.peer_read.Figure).
 """
 
 import statistics

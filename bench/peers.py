@@ -21,7 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.peer_rows import CHECKS, ROWS, Figure, Measurement, Output, Places, measurements
+from bench.peer_read import Figure, Output
+from bench.peer_rows import CHECKS, ROWS, Measurement, Places, measurements
 from bench.peer_table import table
 
 REPO = Path(__file__).resolve().parents[1]

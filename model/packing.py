@@ -34,16 +34,17 @@ def packing_of(places_Z: jax.Array, rows: int, width: int) -> Packing:
 @jax.custom_vjp
 def unpack(x: jax.Array, packing: Packing) -> jax.Array:
     """[Z, ...] -> [B, T, ...], zeros where there is no token."""
-    return _take(x, packing.inverse)
+    return take(x, packing.inverse)
 
 
 @jax.custom_vjp
 def repack(x: jax.Array, packing: Packing) -> jax.Array:
     """[B, T, ...] -> [Z, ...], zeros for packed tokens that are none."""
-    return _take(x.reshape(-1, *x.shape[2:]), packing.places)
+    return take(x.reshape(-1, *x.shape[2:]), packing.places)
 
 
-def _take(x: jax.Array, index: jax.Array) -> jax.Array:
+def take(x: jax.Array, index: jax.Array) -> jax.Array:
+    """x [N, ...] at `index` [I], int32 of any shape: [I, ...], zeros where an index is N."""
     return x.at[index].get(mode="fill", fill_value=0)
 
 

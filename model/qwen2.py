@@ -19,7 +19,7 @@ from model.config import ModelConfig
 from model.folded import Base, folded_linears, widened_linears
 from model.lora import LayerLora, Lora, by_layer, lora_update
 from model.norm import norm_and_residual, rms_norm
-from model.packing import Packing, repack, unpack
+from model.packing import Packing, repack, take, unpack
 from model.remat import Remat, checkpointed
 from model.rope import folded_rotate_qkv, rope_angles, rotate_qkv
 
@@ -73,9 +73,7 @@ def frozen(members: dict[str, Linear], lora: LayerLora) -> tuple[tuple[Base, ...
 
 def only(wanted: jax.Array | None, *arrays: jax.Array | None) -> tuple[jax.Array | None, ...]:
     """The rows `wanted` [M] of each array, zeros for those beyond it; all of its rows where `wanted` is None."""
-    if wanted is None:
-        return arrays
-    return tuple(x if x is None else x.at[wanted].get(mode="fill", fill_value=0) for x in arrays)
+    return arrays if wanted is None else tuple(x if x is None else take(x, wanted) for x in arrays)
 
 
 class RMSNorm(nnx.Module):
@@ -105,8 +103,8 @@ class Attention(nnx.Module):
         self.o_proj = Linear(queries, config.width, False, rngs, dtype)
 
     def __call__(self, x, rope, mask_BTS, lora, scale, layer_cache, slot, folded, packing, wanted):
-        """x [B*T, D] -> ([B*T, D] or that of `wanted`, the layer's cache with T tokens written from `slot` on, or
-        None); packed, B is 1 and T is Z."""
+        """x [B*T, D] -> ([B*T, D], or [M, D] of the M `wanted`; the layer's cache with T tokens written from `slot` on,
+        or None); packed, B is 1 and T is Z."""
         c, (batch, steps) = self.config, rope[0].shape[:2]
         members = {"q_proj": self.q_proj, "k_proj": self.k_proj, "v_proj": self.v_proj}
         qkv = linears(x, members, lora, scale, folded).reshape(batch, steps, -1, c.head_dim)
@@ -246,7 +244,7 @@ class Qwen2(nnx.Module):
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))  # so that one layer is traced and lowered, and not all of them
 def _layer(graph, remat: Remat, looped: bool, folded: bool, weights, x, rope, mask, adapter, scale, *others):
-    """A layer of the graph `graph`, as `remat` says: (x [B*T, D] or that of the tokens wanted, the layer's cache or
+    """A layer of the graph `graph`, as `remat` says: (x [B*T, D], or [M, D] of the tokens wanted; the layer's cache or
     None)."""
 
     def apply(weights, x, rope, mask, adapter, scale, layer_cache, slot, packing, wanted):

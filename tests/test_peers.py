@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bench import peer_rows, peers
-from bench.peer_rows import Figure, Measurement, Output, Places
+from bench import peer_read, peer_rows, peers
+from bench.peer_read import Figure, Output
+from bench.peer_rows import Measurement, Places
 from bench.peer_table import entry, table
 
 FOREVER = float("inf")
@@ -162,37 +163,37 @@ HF = [
 
 def test_reading_the_peers():
     """Tunix: (1.02 - 0.12) s over 100 steps are 9 ms. HF: 16 x 1,024 tokens at 16,384 a second are 1 s."""
-    (got,) = peer_rows.read_tunix_decode("decode_128")(Output(TUNIX, {}, 0.0))
+    (got,) = peer_read.read_tunix_decode("decode_128")(Output(TUNIX, {}, 0.0))
     assert (got.row, got.column) == ("decode_128", "tunix") and got.values == pytest.approx([9, 10, 11])
-    (got,) = peer_rows.read_tunix_prefill(Output(TUNIX, {}, 0.0))
+    (got,) = peer_read.read_tunix_prefill(Output(TUNIX, {}, 0.0))
     assert got.values == [0.13, 0.11, 0.12]
     line = {"stage": "train", "part": "loss_and_grad", "best_s": 0.38, "peak_gib": 66.0}
-    (got,) = peer_rows.read_tunix_gradient(Output([line | {"part": "logps_forward", "best_s": 9}, line], {}, 0.0))
+    (got,) = peer_read.read_tunix_gradient(Output([line | {"part": "logps_forward", "best_s": 9}, line], {}, 0.0))
     assert got.values == [0.38] and got.note == "each the best of its process's repeats"
-    gradient, step = peer_rows.read_hf_step(Output(HF, {}, 0.0))
+    gradient, step = peer_read.read_hf_step(Output(HF, {}, 0.0))
     assert gradient.values == [1.0] and step.values == [108.3]
     assert step.beside == {"rollout_s": 102.7, "train_s": 5.6}
-    assert peer_rows.read_hf_step(Output(HF[:2], {}, 0.0)) == [], "stopped half way: no figure, no error"
+    assert peer_read.read_hf_step(Output(HF[:2], {}, 0.0)) == [], "stopped half way: no figure, no error"
     lines = [
         {"stage": "decode", "how": how, "ms_per_step": ms} for how, ms in (("adapter unmerged", 90), ("merged", 20))
     ]
-    (got,) = peer_rows.read_hf_decode(Output(lines, {}, 0.0))
+    (got,) = peer_read.read_hf_decode(Output(lines, {}, 0.0))
     assert (got.column, got.values) == ("hf", [90])
 
 
 def test_reading_our_own():
     steps = [{"step_s": s, "decode_s": s / 2, "sampling_logp_gap": s, "sampling_logp_gap_max": s} for s in (9, 2, 4)]
-    (got,) = peer_rows.read_steps(Output([], {"steps": steps, "peak_gib": 11.0}, 0.0))
+    (got,) = peer_read.read_steps(Output([], {"steps": steps, "peak_gib": 11.0}, 0.0))
     assert got.values == [2, 4] and got.beside["decode_s"] == 1.5 and got.beside["sampling_logp_gap_max"] == 4
-    (got,) = peer_rows.read_methods(Output([], {"steps": steps, "peak_gib": 11.0}, 0.0))
+    (got,) = peer_read.read_methods(Output([], {"steps": steps, "peak_gib": 11.0}, 0.0))
     assert got.row == "methods" and got.values == pytest.approx([80 * 2 / 60, 80 * 4 / 60])
     assert got.note == "80 x a step of 3.0 s"
     first = {"ended_at": 1090.0, "compile_s": 60.0, "step_s": 7.0}
-    (got,) = peer_rows.read_startup("startup_cold")(Output([], {"steps": [first], "setup_s": 12.0}, 1000.0))
+    (got,) = peer_read.read_startup("startup_cold")(Output([], {"steps": [first], "setup_s": 12.0}, 1000.0))
     assert got.values == [90.0]
     traced = {"span_ms": 4000.0, "busy_ms": 3800.0, "longest_gaps": [{"duration": 41.2}, {"duration": 9.0}]}
     traced |= {"kernels": [["gemm", 2000.0, 5]], "step": {"decode_s": 2.1, "decode_ms_per_step": 1.9}}
-    (got,) = peer_rows.read_busy(Output([], {"traced": traced}, 0.0))
+    (got,) = peer_read.read_busy(Output([], {"traced": traced}, 0.0))
     assert got.values == pytest.approx([95]) and got.beside == {"decode_s": 2.1, "kernels": [["gemm", 2000.0, 5]]}
     assert got.note == "3.80 of 4.00 s, slowed by the profiler; the longest gaps 41, 9 ms"
 

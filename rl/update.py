@@ -178,7 +178,7 @@ class Learner:
         }
 
     def _gradient_args(self, lora: Any, grads: Any, batch: Batch) -> tuple:
-        batch, shape = jax.tree.map(jnp.asarray, batch), self.sampling.arrays(fixed=True)
+        batch, shape = jax.tree.map(jnp.asarray, batch), self.sampling.arrays()
         return self.base, lora, grads, batch, shape, jnp.float32(self.lora_scale), self.allowed_V
 
     def accumulate(self, lora: Any, grads: Any, batch: Batch) -> tuple[Any, LossStats]:

@@ -14,6 +14,12 @@ import jax.numpy as jnp
 BARRED = -1e30
 """Logit of a token outside the support: exp gives exactly 0 in fp32, and no inf - inf arises."""
 
+FLAT = 4096
+"""Ids of a vocabulary that `draw` takes at once."""
+
+BLOCK = 128
+"""Ids that `draw` takes together of a larger one."""
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -35,20 +41,20 @@ class Sampling:
             raise ValueError(f"repetition_penalty is {self.repetition_penalty}; it must be above 0")
 
     @property
-    def truncates(self) -> bool:
-        """Does it bar a token for being improbable?"""
-        return self.top_p < 1 or self.top_k > 0
+    def truncations(self) -> tuple[str, ...]:
+        """The names of those settings that bar tokens for being improbable."""
+        return ("top_p",) * (self.top_p < 1) + ("top_k",) * (self.top_k > 0)
 
-    def arrays(self, fixed: bool = False) -> "Shape":
-        """The settings as traced scalars, so that changing them compiles nothing. `fixed`: a truncation that is off is
-        left out, so that what is compiled needn't ask; it serves only settings that truncate, or only such that don't.
-        """
-        truncation = (jnp.float32(self.top_p), jnp.int32(self.top_k)) if self.truncates or not fixed else (None, None)
-        return Shape(jnp.float32(self.temperature), *truncation, jnp.float32(self.repetition_penalty))
+    def arrays(self) -> "Shape":
+        """The settings as traced scalars, so that another value compiles nothing. A truncation that is off is left out:
+        what is compiled needn't ask, and on a GPU asking would have the host wait at every token."""
+        top_p = jnp.float32(self.top_p) if "top_p" in self.truncations else None
+        top_k = jnp.int32(self.top_k) if "top_k" in self.truncations else None
+        return Shape(jnp.float32(self.temperature), top_p, top_k, jnp.float32(self.repetition_penalty))
 
 
 class Shape(NamedTuple):
-    """`Sampling` as scalar arrays; `top_p` and `top_k` are None where nothing is ever truncated."""
+    """`Sampling` as scalar arrays; `top_p` and `top_k` are None where they are off."""
 
     temperature: jax.Array
     top_p: jax.Array | None
@@ -70,42 +76,34 @@ def shaped_logits(
     passes the sampled tokens, whose place at the edge of the support may differ by rounding.
     """
     logits_MV = jnp.where(allowed_V[None], logits_MV / shape.temperature, BARRED)
-    if shape.top_p is None:
+    if shape.top_p is None and shape.top_k is None:
         return logits_MV
-    truncating = (shape.top_p < 1) | (shape.top_k > 0)
-
-    def truncate(logits_MV: jax.Array) -> jax.Array:
-        fixed_MV = jax.lax.stop_gradient(logits_MV)
-        keep_MV = _support(jax.nn.softmax(fixed_MV, axis=-1), shape)
-        if keep_M is not None:
-            keep_MV |= jnp.arange(logits_MV.shape[1])[None] == keep_M[:, None]
-        return jnp.where(keep_MV, logits_MV, BARRED)
-
-    return jax.lax.cond(truncating, truncate, lambda x: x, logits_MV)
+    keep_MV = _support(jax.lax.stop_gradient(logits_MV), shape)
+    if keep_M is not None:
+        keep_MV |= jnp.arange(logits_MV.shape[1])[None] == keep_M[:, None]
+    return jnp.where(keep_MV, logits_MV, BARRED)
 
 
-def _support(probs_MV: jax.Array, shape: Shape) -> jax.Array:
+def _support(logits_MV: jax.Array, shape: Shape) -> jax.Array:
     """[M, V] bool: the top_k most probable tokens, and of those the smallest set with `top_p` of their mass."""
-    count = jnp.where(shape.top_k > 0, shape.top_k, probs_MV.shape[1]).astype(jnp.float32)
-    everything = jnp.zeros((probs_MV.shape[0], 1))
-    floor_M1 = jax.lax.cond(
-        shape.top_k > 0, lambda: _floor(probs_MV, jnp.ones_like(probs_MV), count), lambda: everything
-    )
-    keep_MV = probs_MV >= floor_M1
-    kept_MV = jnp.where(keep_MV, probs_MV, 0.0)
-    kept_MV = kept_MV / kept_MV.sum(-1, keepdims=True)
-    target = jnp.where(shape.top_p < 1, shape.top_p, 0.0)
-    nucleus_MV = kept_MV >= _floor(kept_MV, kept_MV, target)
-    return keep_MV & (nucleus_MV | (shape.top_p >= 1))
+    weight_MV = jnp.exp(logits_MV - logits_MV.max(-1, keepdims=True))  # at most 1, and in no need of being normed
+    keep_MV = jnp.ones(weight_MV.shape, bool)
+    if shape.top_k is not None:
+        keep_MV = weight_MV >= _floor(weight_MV, jnp.ones_like(weight_MV), shape.top_k.astype(jnp.float32))
+        weight_MV = jnp.where(keep_MV, weight_MV, 0.0)
+    if shape.top_p is not None:
+        keep_MV &= weight_MV >= _floor(weight_MV, weight_MV, shape.top_p * weight_MV.sum(-1))
+    return keep_MV
 
 
-def _floor(probs_MV: jax.Array, weight_MV: jax.Array, target: jax.Array) -> jax.Array:
-    """The largest f, [M, 1], for which the weight of tokens with probability >= f still reaches `target`.
+def _floor(x_MV: jax.Array, weight_MV: jax.Array, target: jax.Array) -> jax.Array:
+    """The largest f, [M, 1], for which the weight of those with x >= f still reaches `target` (scalar or [M]); x in
+    [0, 1].
 
-    Non-negative floats are ordered as their bits are, so the 30 bits of a probability are found exactly, the highest
-    first, `_bits_at_once` of them in each reading of the array. Tied tokens stay in together.
+    Non-negative floats are ordered as their bits are, so the 30 bits of such a number are found exactly, the highest
+    first, `_bits_at_once` of them in each reading of the array. Those that are equal stay in together.
     """
-    bits_MV = jax.lax.bitcast_convert_type(probs_MV, jnp.int32)
+    bits_MV = jax.lax.bitcast_convert_type(x_MV, jnp.int32)
     some = _bits_at_once()
 
     def narrow(i, low_M1):
@@ -116,7 +114,8 @@ def _floor(probs_MV: jax.Array, weight_MV: jax.Array, target: jax.Array) -> jax.
         # The weight falls as the floor rises, so the floors that still reach the target are the lowest ones.
         return low_M1 + unit * sum((one >= target).astype(jnp.int32) for one in sums)[:, None]
 
-    low_M1 = jax.lax.fori_loop(0, 30 // some, narrow, jnp.zeros((probs_MV.shape[0], 1), jnp.int32))
+    lowest_M1 = jnp.zeros((x_MV.shape[0], 1), jnp.int32)
+    low_M1 = jax.lax.fori_loop(0, 30 // some, narrow, lowest_M1, unroll=jax.default_backend() == "gpu")
     return jax.lax.bitcast_convert_type(low_M1, jnp.float32)
 
 
@@ -127,6 +126,32 @@ def _bits_at_once() -> int:
 
 def _add_each(sums: list[jax.Array], more: list[jax.Array]) -> list[jax.Array]:
     return [a + b for a, b in zip(sums, more, strict=True)]
+
+
+def draw(shaped_MV: jax.Array, keys_M: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A token a row from its softmax, by the row's key, and its log-probability: [M] int32 and [M] fp32.
+
+    The Gumbel trick: the largest of logits and noise. Of a large vocabulary first a block is drawn, by the log of its
+    sum of exp, and then an id in it, which is the same distribution for 1,315 random numbers instead of 151,936.
+    """
+    if shaped_MV.shape[1] <= FLAT:
+        token_M = jnp.argmax(shaped_MV + _gumbel(keys_M, shaped_MV.shape[1]), axis=-1).astype(jnp.int32)
+        return token_M, token_logp(shaped_MV, token_M)
+    padding = ((0, 0), (0, -shaped_MV.shape[1] % BLOCK))
+    blocks_MNK = jnp.pad(shaped_MV, padding, constant_values=BARRED).reshape(len(keys_M), -1, BLOCK)
+    block_logsumexp_MN = jax.nn.logsumexp(blocks_MNK, axis=-1)
+    count = block_logsumexp_MN.shape[1]
+    noise_MR = _gumbel(keys_M, count + BLOCK)
+    block_M = jnp.argmax(block_logsumexp_MN + noise_MR[:, :count], axis=-1)
+    mine_MK = jnp.take_along_axis(blocks_MNK, block_M[:, None, None], axis=1)[:, 0]
+    place_M = jnp.argmax(mine_MK + noise_MR[:, count:], axis=-1)
+    token_M = (block_M * BLOCK + place_M).astype(jnp.int32)
+    return token_M, picked(mine_MK, place_M) - jax.nn.logsumexp(block_logsumexp_MN, axis=-1)
+
+
+def _gumbel(keys_M: jax.Array, count: int) -> jax.Array:
+    """[M, count] fp32 of noise."""
+    return jax.vmap(lambda key: jax.random.gumbel(key, (count,), jnp.float32))(keys_M)
 
 
 def token_logp(shaped_MV: jax.Array, tokens_M: jax.Array) -> jax.Array:

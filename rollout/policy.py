@@ -1,7 +1,8 @@
 """The policy: frozen base, adapters and tokenizer, and the compiled shapes it samples with.
 
 A class because it holds state: the executables. Every shape is compiled ahead of time and counted, and lengths are
-rounded up to buckets, so the number of compilations is at most rows x prompt buckets x reply buckets.
+rounded up to buckets, so the number of compilations is at most rows x prompt buckets x reply buckets, once more for
+sampling that truncates or penalises otherwise.
 """
 
 import os
@@ -249,7 +250,7 @@ class Policy:
             args += (prefilled, sampling.arrays(), self._allowed, self._ends)
             return [prefilled, Program(partial(decode, self.graph, fused=fused), args, donate=(3,))]
 
-        return self.executable((*rows.tokens.shape, new_slots, penalised), programs)
+        return self.executable((*rows.tokens.shape, new_slots, penalised, *sampling.truncations), programs)
 
     def executable(self, name: tuple, programs: Callable[[], Sequence[Program]]) -> list[Compiled]:
         """The executables called `name`, of these programs: compiled or loaded the first time, and counted."""

@@ -6,6 +6,7 @@ axis X: the frozen base serves all of them and each brings its adapter. A row's 
 sample doesn't depend on its neighbours or on its place. No text here, and no choice of buckets (see policy).
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,13 +20,17 @@ from model.folded import pays
 from model.fused import fuse, fused_hidden, plan_of
 from model.lora import by_layer
 from model.qwen2 import Cache, init_cache
-from rollout.distribution import Shape, penalise, shaped_logits, token_logp
+from rollout.distribution import Shape, draw, penalise, shaped_logits
 
 PREFILL_TOKENS = 64 * 1024
 """Padded tokens of one prefill chunk at most; at the 1.5B shape their activations take about 5 GB."""
 
 PREFILL_SCORE_BYTES = 4 << 30
 """Attention scores one prefill chunk may take, bytes, where attention keeps them (not flash attention)."""
+
+TOKENS_A_CHECK = 8
+"""On a GPU the host waits to learn whether a row still runs, and the GPU then waits for the host; so it asks once in so
+many tokens."""
 
 
 class Rows(NamedTuple):
@@ -191,7 +196,9 @@ def decode(
             seen=seen,
         )
 
-    state = jax.lax.while_loop(any_row_runs, one_token, state)
+    checked = math.gcd(TOKENS_A_CHECK, new_slots) if jax.default_backend() == "gpu" else 1
+    some_tokens = partial(jax.lax.fori_loop, 0, checked, lambda _, state: one_token(state))
+    state = jax.lax.while_loop(any_row_runs, some_tokens if checked > 1 else one_token, state)
     if flat:
         state = state._replace(cache=jax.tree.map(lambda leaf: leaf.reshape(cells, -1, *leaf.shape[1:]), state.cache))
     return state
@@ -236,18 +243,13 @@ def _fused_forward(model: Any, lora: Any, rows: Rows) -> Callable:
 
 
 def _draw(model, state: Decoding, keys, shape: Shape, allowed_V) -> tuple[jax.Array, jax.Array]:
-    """One token a row by the Gumbel trick, and its log-probability under the distribution it was drawn from."""
+    """One token a row, and its log-probability under the distribution it was drawn from."""
     cells, batch, width = state.hidden.shape
     logits_MV = model.logits(state.hidden.reshape(-1, width))
     if state.seen is not None:
         logits_MV = penalise(logits_MV, state.seen.reshape(logits_MV.shape), shape.repetition_penalty)
     shaped_MV = shaped_logits(logits_MV, shape, allowed_V)
-
-    def noise(key: jax.Array) -> jax.Array:
-        return jax.random.gumbel(jax.random.fold_in(key, state.step), shaped_MV.shape[1:], jnp.float32)
-
-    token_M = jnp.argmax(shaped_MV + jax.vmap(noise)(keys.reshape(-1)), axis=-1).astype(jnp.int32)
-    logp_M = token_logp(shaped_MV, token_M)
+    token_M, logp_M = draw(shaped_MV, jax.vmap(lambda key: jax.random.fold_in(key, state.step))(keys.reshape(-1)))
     return token_M.reshape(cells, batch), logp_M.reshape(cells, batch)
 
 

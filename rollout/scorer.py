@@ -213,9 +213,9 @@ def _score_part(
             tokens[x, b, :start], tokens[x, b, start:end] = row.prompt_tokens, row.tokens
             select[x, b, : end - start] = b * width + np.arange(start, end)
             scale[x, b] = row.scale * policy.lora_scale
-    select, shape = select.reshape(len(part_X), -1), sampling.arrays(fixed=True)
+    select, shape = select.reshape(len(part_X), -1), sampling.arrays()
     args = (policy.base, lora, tokens, select, scale, shape, policy.allowed_V)
-    name = ("score", *tokens.shape, forced, *["truncated"] * sampling.truncates)
+    name = ("score", *tokens.shape, forced, *sampling.truncations)
     (compiled,) = policy.executable(name, lambda: [Program(partial(scored, policy.graph), args, large=True)])
     return compiled(*args)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rollout import distribution
-from rollout.distribution import BARRED, Sampling, online_logsumexp, penalise, shaped_logits, token_logp
+from rollout.distribution import BARRED, Sampling, draw, online_logsumexp, penalise, shaped_logits, token_logp
 
 ALL = jnp.ones(4, bool)
 
@@ -71,13 +71,30 @@ def test_settings_out_of_range_are_refused(bad):
         Sampling(**bad)
 
 
-def test_draws_follow_the_distribution():
-    """10,000 Gumbel draws: each frequency within five standard errors."""
-    p = np.array([0.4, 0.3, 0.2, 0.1])
-    shaped = shaped_logits(jnp.log(jnp.asarray([p], jnp.float32)), Sampling(1.0).arrays(), ALL)
-    noise = jax.random.gumbel(jax.random.key(0), (10_000, 4))
-    counts = np.bincount(np.argmax(np.asarray(shaped + noise), axis=1), minlength=4)
-    assert (np.abs(counts / 1e4 - p) < 5 * np.sqrt(p * (1 - p) / 1e4)).all()
+@pytest.mark.parametrize("flat, block", [(10, 4), (9, 4), (9, 5), (9, 16)])
+def test_draws_follow_the_distribution(flat, block, monkeypatch):
+    """20,000 rows of ten ids, all at once or in blocks, the last of them half empty or one alone: each frequency within
+    five standard errors, what is barred never, and log-probabilities of the same distribution."""
+    monkeypatch.setattr(distribution, "FLAT", flat)
+    monkeypatch.setattr(distribution, "BLOCK", block)
+    p = np.array([4, 3, 0, 1, 8, 1, 1, 2, 0, 4]) / 24
+    logits = jnp.log(jnp.asarray([p + (p == 0)], jnp.float32))
+    shaped_MV = jnp.repeat(shaped_logits(logits, Sampling(1.0).arrays(), jnp.asarray(p > 0)), 20_000, axis=0)
+    tokens, logp = draw(shaped_MV, jax.random.split(jax.random.key(0), 20_000))
+    counts = np.bincount(tokens, minlength=10)
+    assert (np.abs(counts / 2e4 - p) <= 5 * np.sqrt(p * (1 - p) / 2e4)).all()
+    np.testing.assert_allclose(logp, np.log(p[tokens]), atol=1e-6)
+
+
+def test_a_draw_of_a_large_vocabulary_is_a_rows_own():
+    """By its key, not by its place or its neighbours, and an id far behind as well as one in front."""
+    logits = jnp.full((3, 50_000), BARRED).at[:, jnp.asarray([7, 20_000, 49_999])].set(jnp.asarray([1.0, 2.0, 1.5]))
+    keys = jax.random.split(jax.random.key(1), 200)
+    alone = [draw(logits[:1], keys[i : i + 1]) for i in range(3)]
+    tokens, logp = draw(logits, keys[:3])
+    assert [int(token[0]) for token, _ in alone] == tokens.tolist()
+    np.testing.assert_array_equal(logp, [one[0] for _, one in alone])
+    assert set(draw(jnp.repeat(logits[:1], 200, axis=0), keys)[0].tolist()) == {7, 20_000, 49_999}
 
 
 def test_online_logsumexp():

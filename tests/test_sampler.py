@@ -132,8 +132,33 @@ def test_compilations_are_bounded_by_the_buckets():
     policy = tiny.policy(tiny.adapters([0]), rows=(4,), prompt_buckets=(16, 32), compile_afresh=True)
     for length in range(1, 30):
         policy.sample([[request("x" * length, cap=1 + length)]], TRAIN)
-    policy.sample([[request("x", cap=3)]], Sampling(0.5, top_p=0.9, top_k=3))
+    policy.sample([[request("x", cap=3)]], Sampling(0.5))
     assert set(policy.compiles) == {(1, 4, 16, 32, False), (1, 4, 32, 32, False)}
+
+
+def test_a_truncation_is_another_shape_and_its_value_is_not():
+    policy = tiny.policy(tiny.adapters([0]), prompt_buckets=(32,), compile_afresh=True)
+    for top_p in (0.9, 0.5, 1.0):
+        policy.sample([[request("x", cap=3)]], Sampling(0.5, top_p, top_k=3))
+    kinds = {("top_p", "top_k"), ("top_k",)}
+    assert set(policy.compiles) == {(1, 4, 32, 32, False, *kind) for kind in kinds}
+
+
+@pytest.mark.parametrize("sampling", [TRAIN, Sampling(0.9, top_p=0.8, top_k=5)])
+def test_a_gpu_asks_seldom_whether_rows_run_and_draws_the_same(sampling, monkeypatch):
+    """Once in eight tokens, and nothing else in a token's program asks the host: it would wait, and the GPU for it."""
+    requests_X = [[request("ab" * e, e, cap=1 + 7 * e) for e in range(4)]]
+    often = tiny.policy(tiny.adapters([0]), compile_afresh=True, fused=False)
+    before = often.sample(requests_X, sampling)[0]
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    seldom = tiny.policy(tiny.adapters([0]), compile_afresh=True, fused=False)
+    for one, other in zip(before, seldom.sample(requests_X, sampling)[0], strict=True):
+        np.testing.assert_array_equal(one.tokens, other.tokens)
+        np.testing.assert_allclose(one.logp, other.logp, atol=1e-5)
+    assert often.decode_steps == max(len(reply.tokens) for reply in before)
+    assert seldom.decode_steps == -(-often.decode_steps // 8) * 8
+    ((_, decode),) = seldom._executables.values()
+    assert "conditional(" not in decode.as_text() and '"known_trip_count":{"n":"8"}' in decode.as_text()
 
 
 def test_a_cpus_calls_run_side_by_side_and_draw_what_they_draw_one_by_one(monkeypatch):

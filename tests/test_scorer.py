@@ -9,10 +9,11 @@ from rollout.distribution import Sampling
 from rollout.scorer import _token_logp, selected_count
 
 
-@pytest.mark.parametrize("fixed", [True, False])
+@pytest.mark.parametrize("top_k", [0, 40])
 @pytest.mark.parametrize("dtype, rtol", [(jnp.float32, 1e-5), (jnp.bfloat16, 2e-2)])
-def test_the_gradient_of_log_probs_by_their_slopes(dtype, rtol, fixed):
-    """Under any weights of the tokens, 0 and negative ones among them, with a barred id and a temperature."""
+def test_the_gradient_of_log_probs_by_their_slopes(dtype, rtol, top_k):
+    """Under any weights of the tokens, 0 and negative ones among them, with a barred id and a temperature; truncated to
+    all there are, too."""
     keys = jax.random.split(jax.random.key(0), 3)
     hidden = jax.random.normal(keys[0], (6, 16)).astype(dtype)
     head = jax.random.normal(keys[1], (40, 16)).astype(dtype)
@@ -20,7 +21,7 @@ def test_the_gradient_of_log_probs_by_their_slopes(dtype, rtol, fixed):
     allowed = jnp.arange(40) != 39
 
     def ours(hidden):
-        return (weight * _token_logp(hidden, target, head, Sampling(0.7).arrays(fixed), allowed, count)).sum()
+        return (weight * _token_logp(hidden, target, head, Sampling(0.7, top_k=top_k).arrays(), allowed, count)).sum()
 
     def plain(hidden):
         logits = jnp.where(allowed[None], hidden @ head.astype(jnp.float32).T / 0.7, -jnp.inf)
@@ -35,7 +36,7 @@ def test_the_slope_of_a_truncated_and_of_a_barred_token():
     """top_k 2 of logits 3, 2, 1, 0 at temperature 0.5: on the support p = sigmoid(2), and only its states' slopes show.
     A barred token's log-prob can't move."""
     head, hidden = jnp.eye(4), jnp.asarray([[3.0, 2.0, 1.0, 0.0]] * 2)
-    shape, allowed = Sampling(0.5, top_k=2).arrays(fixed=True), jnp.asarray([True, True, True, False])
+    shape, allowed = Sampling(0.5, top_k=2).arrays(), jnp.asarray([True, True, True, False])
 
     def logp(hidden):
         return _token_logp(hidden, jnp.asarray([1, 3]), head, shape, allowed, jnp.int32(2))

@@ -6,6 +6,7 @@ found by bisection on the bits of a float, which is exact.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -45,21 +46,30 @@ class Sampling:
         """The names of those settings that bar tokens for being improbable."""
         return ("top_p",) * (self.top_p < 1) + ("top_k",) * (self.top_k > 0)
 
-    def arrays(self) -> "Shape":
-        """The settings as traced scalars, so that another value compiles nothing. A truncation that is off is left out:
-        what is compiled needn't ask, and on a GPU asking would have the host wait at every token."""
-        top_p = jnp.float32(self.top_p) if "top_p" in self.truncations else None
-        top_k = jnp.int32(self.top_k) if "top_k" in self.truncations else None
-        return Shape(jnp.float32(self.temperature), top_p, top_k, jnp.float32(self.repetition_penalty))
+    def arrays(self, fixed: bool = True) -> "Shape":
+        """The settings as traced scalars, so that another value compiles nothing. `fixed`: truncations that are off are
+        left out of what is compiled, which then serves only settings that have the same ones on; otherwise it serves
+        all and asks as it runs, for which a GPU would have to wait for the host at every token."""
+        top_p, top_k = jnp.float32(self.top_p), jnp.int32(self.top_k)
+        on = self.truncations if fixed else ("top_p", "top_k")
+        return Shape(
+            temperature=jnp.float32(self.temperature),
+            top_p=top_p if "top_p" in on else None,
+            top_k=top_k if "top_k" in on else None,
+            repetition_penalty=jnp.float32(self.repetition_penalty),
+            truncates=None if fixed else (top_p < 1) | (top_k > 0),
+        )
 
 
 class Shape(NamedTuple):
-    """`Sampling` as scalar arrays; `top_p` and `top_k` are None where they are off."""
+    """`Sampling` as scalar arrays. `top_p` and `top_k` are None where they are off, and on where `truncates` is None;
+    otherwise `truncates` says whether one of them is on, and their values whether they are."""
 
     temperature: jax.Array
     top_p: jax.Array | None
     top_k: jax.Array | None
     repetition_penalty: jax.Array
+    truncates: jax.Array | None
 
 
 def penalise(logits_MV: jax.Array, seen_MV: jax.Array, penalty: jax.Array) -> jax.Array:
@@ -78,21 +88,30 @@ def shaped_logits(
     logits_MV = jnp.where(allowed_V[None], logits_MV / shape.temperature, BARRED)
     if shape.top_p is None and shape.top_k is None:
         return logits_MV
-    keep_MV = _support(jax.lax.stop_gradient(logits_MV), shape)
-    if keep_M is not None:
-        keep_MV |= jnp.arange(logits_MV.shape[1])[None] == keep_M[:, None]
-    return jnp.where(keep_MV, logits_MV, BARRED)
+
+    def truncate(logits_MV: jax.Array) -> jax.Array:
+        keep_MV = _support(jax.lax.stop_gradient(logits_MV), shape)
+        if keep_M is not None:
+            keep_MV |= jnp.arange(logits_MV.shape[1])[None] == keep_M[:, None]
+        return jnp.where(keep_MV, logits_MV, BARRED)
+
+    if shape.truncates is None:
+        return truncate(logits_MV)
+    return jax.lax.cond(shape.truncates, truncate, lambda x: x, logits_MV)
 
 
 def _support(logits_MV: jax.Array, shape: Shape) -> jax.Array:
     """[M, V] bool: the top_k most probable tokens, and of those the smallest set with `top_p` of their mass."""
     weight_MV = jnp.exp(logits_MV - logits_MV.max(-1, keepdims=True))  # at most 1, and in no need of being normed
-    keep_MV = jnp.ones(weight_MV.shape, bool)
+    keep_MV, known = jnp.ones(weight_MV.shape, bool), shape.truncates is None
     if shape.top_k is not None:
-        keep_MV = weight_MV >= _floor(weight_MV, jnp.ones_like(weight_MV), shape.top_k.astype(jnp.float32))
+        floor_M1 = partial(_floor, weight_MV, jnp.ones_like(weight_MV), shape.top_k.astype(jnp.float32))
+        everything = partial(jnp.zeros, (weight_MV.shape[0], 1))
+        keep_MV = weight_MV >= (floor_M1() if known else jax.lax.cond(shape.top_k > 0, floor_M1, everything))
         weight_MV = jnp.where(keep_MV, weight_MV, 0.0)
     if shape.top_p is not None:
-        keep_MV &= weight_MV >= _floor(weight_MV, weight_MV, shape.top_p * weight_MV.sum(-1))
+        nucleus_MV = weight_MV >= _floor(weight_MV, weight_MV, shape.top_p * weight_MV.sum(-1))
+        keep_MV &= nucleus_MV if known else nucleus_MV | (shape.top_p >= 1)
     return keep_MV
 
 

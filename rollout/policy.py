@@ -1,8 +1,8 @@
 """The policy: frozen base, adapters and tokenizer, and the compiled shapes it samples with.
 
 A class because it holds state: the executables. Every shape is compiled ahead of time and counted, and lengths are
-rounded up to buckets, so the number of compilations is at most rows x prompt buckets x reply buckets, once more for
-sampling that truncates or penalises otherwise.
+rounded up to buckets, so the number of compilations is at most rows x prompt buckets x reply buckets, and as many for
+sampling that penalises or, on a GPU, truncates otherwise.
 """
 
 import os
@@ -23,7 +23,7 @@ from model.config import ModelConfig
 from model.executables import compile_together
 from model.fused import fits
 from model.programs import Program
-from rollout.distribution import Sampling
+from rollout.distribution import Sampling, Shape
 from rollout.episode import RowId
 from rollout.sampler import Rows, base_dtype, decode, prefill
 from rollout.text import TextWork, Tokenizer
@@ -196,14 +196,16 @@ class Policy:
         new_slots = -(-most_new // REPLY_BUCKET) * REPLY_BUCKET
         rows = self._pad(part_X, row_count, prompt_slots)
         penalised = sampling.repetition_penalty != 1
-        run_prefill, run_decode = self._compiled(lora, rows, new_slots, penalised, sampling)
+        fixed = jax.default_backend() == "gpu"  # elsewhere a program for every truncation saves no more than it takes
+        shape, kind = sampling.arrays(fixed), sampling.truncations if fixed else ()
+        run_prefill, run_decode = self._compiled(lora, rows, new_slots, penalised, shape, kind)
         ends = () if self.force_length else self.tokenizer.end_of_turn
 
         def call() -> _Sampled:
             started = time.perf_counter()
             state = jax.block_until_ready(run_prefill(self.base, lora, rows))
             prefilled = time.perf_counter()
-            state = run_decode(self.base, lora, rows, state, sampling.arrays(), self._allowed, self._ends)
+            state = run_decode(self.base, lora, rows, state, shape, self._allowed, self._ends)
             tokens, logp, counts, steps = jax.device_get((state.tokens, state.logp, state.counts, state.step))
             ended = time.perf_counter()
             replies_X = [
@@ -240,17 +242,20 @@ class Policy:
                 ids[x, b] = request.row_id
         return Rows(*(jnp.asarray(a) for a in (tokens, lengths, caps, scale, ids)))
 
-    def _compiled(self, lora: Any, rows: Rows, new_slots: int, penalised: bool, sampling: Sampling) -> list[Compiled]:
+    def _compiled(
+        self, lora: Any, rows: Rows, new_slots: int, penalised: bool, shape: Shape, kind: tuple[str, ...]
+    ) -> list[Compiled]:
+        """Prefill and decode; `kind`: the truncations that are part of what is compiled."""
         fused = self.fused if self.fused is not None else fits(self.config, base_dtype(self.base))
 
         def programs() -> list[Program]:
             args = (self.base, lora, rows)
             run_prefill = partial(prefill, self.graph, new_slots=new_slots, penalised=penalised)
             prefilled = Program(run_prefill, args, large=True)
-            args += (prefilled, sampling.arrays(), self._allowed, self._ends)
+            args += (prefilled, shape, self._allowed, self._ends)
             return [prefilled, Program(partial(decode, self.graph, fused=fused), args, donate=(3,))]
 
-        return self.executable((*rows.tokens.shape, new_slots, penalised, *sampling.truncations), programs)
+        return self.executable((*rows.tokens.shape, new_slots, penalised, *kind), programs)
 
     def executable(self, name: tuple, programs: Callable[[], Sequence[Program]]) -> list[Compiled]:
         """The executables called `name`, of these programs: compiled or loaded the first time, and counted."""

@@ -11,11 +11,12 @@ from rollout.distribution import BARRED, Sampling, draw, online_logsumexp, penal
 ALL = jnp.ones(4, bool)
 
 
-def probabilities(p, sampling, allowed=ALL):
+def probabilities(p, sampling, allowed=ALL, fixed=True):
     logits = jnp.log(jnp.asarray([p], jnp.float32))
-    return np.asarray(jax.nn.softmax(shaped_logits(logits, sampling.arrays(), allowed)))[0]
+    return np.asarray(jax.nn.softmax(shaped_logits(logits, sampling.arrays(fixed), allowed)))[0]
 
 
+@pytest.mark.parametrize("fixed", [True, False])
 @pytest.mark.parametrize(
     "sampling, expected",
     [
@@ -29,8 +30,16 @@ def probabilities(p, sampling, allowed=ALL):
         (Sampling(1.0, top_p=0.7, top_k=3), [4 / 7, 3 / 7, 0, 0]),
     ],
 )
-def test_hand_worked(sampling, expected):
-    np.testing.assert_allclose(probabilities([0.4, 0.3, 0.2, 0.1], sampling), expected, atol=1e-6)
+def test_hand_worked(sampling, expected, fixed):
+    """Whether what is on is compiled in or asked as it runs."""
+    np.testing.assert_allclose(probabilities([0.4, 0.3, 0.2, 0.1], sampling, fixed=fixed), expected, atol=1e-6)
+
+
+def test_a_tail_too_small_to_count_stays_where_top_p_is_off():
+    """A thousand ids of 1e-10 each: a sum in fp32 doesn't notice them, and asked as it runs top_p is 1."""
+    logits, everything = jnp.log(jnp.asarray([[1.0, *[1e-10] * 1000]])), jnp.ones(1001, bool)
+    for fixed in (True, False):
+        assert (shaped_logits(logits, Sampling(1.0, 1.0, 1001).arrays(fixed), everything) > BARRED).all()
 
 
 def test_barred_ids_have_no_probability():

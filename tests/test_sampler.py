@@ -132,16 +132,21 @@ def test_compilations_are_bounded_by_the_buckets():
     policy = tiny.policy(tiny.adapters([0]), rows=(4,), prompt_buckets=(16, 32), compile_afresh=True)
     for length in range(1, 30):
         policy.sample([[request("x" * length, cap=1 + length)]], TRAIN)
-    policy.sample([[request("x", cap=3)]], Sampling(0.5))
+    policy.sample([[request("x", cap=3)]], Sampling(0.5, top_p=0.9, top_k=3))
     assert set(policy.compiles) == {(1, 4, 16, 32, False), (1, 4, 32, 32, False)}
 
 
-def test_a_truncation_is_another_shape_and_its_value_is_not():
-    policy = tiny.policy(tiny.adapters([0]), prompt_buckets=(32,), compile_afresh=True)
-    for top_p in (0.9, 0.5, 1.0):
-        policy.sample([[request("x", cap=3)]], Sampling(0.5, top_p, top_k=3))
-    kinds = {("top_p", "top_k"), ("top_k",)}
-    assert set(policy.compiles) == {(1, 4, 32, 32, False, *kind) for kind in kinds}
+def test_a_truncation_is_another_shape_on_a_gpu_and_its_value_is_not(monkeypatch):
+    """A CPU has one program for all: compiling another takes it longer than asking as it runs."""
+    names = []
+    monkeypatch.setattr(Policy, "executable", lambda policy, name, programs: names.append(name) or (None, None))
+    for backend, kinds in (("cpu", {()}), ("gpu", {("top_p", "top_k"), ("top_k",), ()})):
+        monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)
+        policy = tiny.policy(tiny.adapters([0]), prompt_buckets=(32,), fused=False)
+        for truncation in ((0.9, 3), (0.5, 2), (1.0, 3), (1.0, 0)):
+            list(policy._calls([[request("x", cap=3)]], Sampling(0.5, *truncation)))
+        assert set(names) == {(1, 4, 32, 32, False, *kind) for kind in kinds}
+        names.clear()
 
 
 @pytest.mark.parametrize("sampling", [TRAIN, Sampling(0.9, top_p=0.8, top_k=5)])
@@ -191,11 +196,12 @@ def test_a_cpus_calls_run_side_by_side_and_draw_what_they_draw_one_by_one(monkey
 
 def test_an_accelerator_takes_one_call_after_the_other(monkeypatch):
     requests_X = [[request("a", e) for e in range(5)]]
-    policy = tiny.policy(tiny.adapters([0]), rows=(2,), prompt_buckets=(32,), fused=False)
-    before = [r.tokens.tolist() for r in policy.sample(requests_X, TRAIN)[0]]
+    settings = {"rows": (2,), "prompt_buckets": (32,), "fused": False, "compile_afresh": True}
+    before = [r.tokens.tolist() for r in tiny.policy(tiny.adapters([0]), **settings).sample(requests_X, TRAIN)[0]]
     monkeypatch.setattr("rollout.policy.ThreadPoolExecutor", None)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert [r.tokens.tolist() for r in policy.sample(requests_X, TRAIN)[0]] == before
+    after = tiny.policy(tiny.adapters([0]), **settings).sample(requests_X, TRAIN)[0]
+    assert [r.tokens.tolist() for r in after] == before
 
 
 def test_a_prompt_too_long_names_the_problem():

@@ -213,7 +213,8 @@ def test_config_names_missing_fields():
         ModelConfig.from_hf(raw, "here/config.json")
 
 
-@pytest.mark.parametrize("remat", [pytest.param("products", marks=pytest.mark.slow), "all"])
+@pytest.mark.slow
+@pytest.mark.parametrize("remat", ["products", "all"])
 def test_looping_over_layers_equals_unrolling_them(monkeypatch, remat):
     """Deep models loop in training (the compiler then sees one layer); hidden states and adapter gradients agree."""
     config = ModelConfig(vocab=50, width=16, layers=3, heads=4, kv_heads=2, head_dim=4, mlp=32)

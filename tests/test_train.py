@@ -162,7 +162,7 @@ def fill(disk):
 
 # Orbax closes its event loop while tensorstore still reports other leaves' failures to it.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("when", ["save", "log"])
+@pytest.mark.parametrize("when", [pytest.param("save", marks=pytest.mark.slow), "log"])
 def test_a_full_disk(tiny_disk, capsys, monkeypatch, when):
     out, save, append = tiny_disk / "run", checkpoint.save, train.RunDir.append
 

@@ -20,13 +20,13 @@ BUCKETS = (16, 32, 64)
 
 
 EXECUTABLES = defaultdict(dict)
-"""Compiled updates by (cells, remat, truncates). Sampling settings are arguments to them, so learners share them."""
+"""Compiled updates by (cells, remat, truncations). Sampling settings are arguments to them, so learners share them."""
 
 
 def learner(sampling=SAMPLING, remat="none", cells=2):
     graph, base = tiny.base()
     allowed = jnp.asarray(tiny.ByteTokenizer().sampleable(tiny.CONFIG.vocab))
-    shared = EXECUTABLES[cells, remat, sampling.truncates]
+    shared = EXECUTABLES[cells, remat, sampling.truncations]
     optim = OptimConfig(lr=1e-2, steps=10)
     return Learner(graph, base, tiny.LORA.scale, allowed, optim, sampling, remat, _executables=shared)
 

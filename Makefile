@@ -4,6 +4,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 TASK   ?= talk_to_solve
 # Most of a test's time is XLA compiling, on one core. `make test WORKERS=0` runs in one process, for a debugger.
 WORKERS ?= 2
+# A file's tests share what they compile, so a worker takes whole files, in the order in which they are collected.
+PYTEST  = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # The quick suite's programs run for moments, so they are compiled without LLVM's optimisation, which would take it a
 # quarter more time. `make run` and the slow tests compile as users do.
 QUICK  := XLA_FLAGS="$${XLA_FLAGS---xla_backend_optimization_level=0}"
@@ -19,13 +21,13 @@ run: setup            ## train on the built-in tiny model: make run ARGS="--step
 	$(BIN)/python -m rl.train --task $(TASK) $(ARGS)
 
 test: setup           ## the quick suite
-	$(QUICK) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" $(PYTEST_ARGS)
+	$(QUICK) $(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
 test-slow: setup      ## the rest; the comparisons with PyTorch skip, loudly, where torch is missing
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m slow $(PYTEST_ARGS)
+	$(PYTEST) -m slow $(PYTEST_ARGS)
 
 test-all: setup       ## both
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+	$(PYTEST) $(PYTEST_ARGS)
 
 check: setup          ## what a change must pass before it is read
 	$(BIN)/ruff format --check .

@@ -14,6 +14,12 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 REPO = Path(__file__).resolve().parents[1]
+LONGEST = ("test_sampler.py", "test_train.py", "test_qwen2.py", "test_update.py", "test_kernels.py")
+"""Files that take a worker longest, and are begun first, so that no worker is left with one while the others rest."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
 @pytest.fixture

@@ -25,6 +25,10 @@ class Output(NamedTuple):
     started: float
 
 
+WARM_UP = 2
+"""Steps of a process before those that are counted: in the first shapes are met, and at a program's second run XLA
+builds its CUDA graphs, some 0.15 s for the four rounds of a talk step."""
+
 BESIDE = ("sampling_logp_gap", "sampling_logp_gap_max", "peak_gib", "bandwidth_share", "grad_norm", "kernels")
 
 
@@ -38,11 +42,6 @@ def read_report(row: str, key: str) -> Callable[[Output], list[Figure]]:
         return [Figure(row, "ours", output.report[key]["runs"], "", beside)]
 
     return read
-
-
-WARM_UP = 2
-"""Steps of a process before those that are counted: in the first shapes are met, and at a program's second run XLA
-builds its CUDA graphs, some 0.15 s for the four rounds of a talk step."""
 
 
 def read_cold(output: Output) -> list[Figure]:

@@ -16,7 +16,7 @@ BARRED = -1e30
 """Logit of a token outside the support: exp gives exactly 0 in fp32, and no inf - inf arises."""
 
 FLAT = 4096
-"""Ids of a vocabulary that `draw` takes at once."""
+"""Ids of the largest vocabulary that `draw` takes at once."""
 
 BLOCK = 128
 """Ids that `draw` takes together of a larger one."""
@@ -57,7 +57,7 @@ class Sampling:
             top_p=top_p if "top_p" in on else None,
             top_k=top_k if "top_k" in on else None,
             repetition_penalty=jnp.float32(self.repetition_penalty),
-            truncates=None if fixed else (top_p < 1) | (top_k > 0),
+            truncates=None if fixed else jnp.bool_(bool(self.truncations)),
         )
 
 
@@ -133,6 +133,7 @@ def _floor(x_MV: jax.Array, weight_MV: jax.Array, target: jax.Array) -> jax.Arra
         # The weight falls as the floor rises, so the floors that still reach the target are the lowest ones.
         return low_M1 + unit * sum((one >= target).astype(jnp.int32) for one in sums)[:, None]
 
+    # Unrolled on a GPU, where a loop would cut a decode step's CUDA graph in pieces.
     lowest_M1 = jnp.zeros((x_MV.shape[0], 1), jnp.int32)
     low_M1 = jax.lax.fori_loop(0, 30 // some, narrow, lowest_M1, unroll=jax.default_backend() == "gpu")
     return jax.lax.bitcast_convert_type(low_M1, jnp.float32)
@@ -148,7 +149,8 @@ def _add_each(sums: list[jax.Array], more: list[jax.Array]) -> list[jax.Array]:
 
 
 def draw(shaped_MV: jax.Array, keys_M: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """A token a row from its softmax, by the row's key, and its log-probability: [M] int32 and [M] fp32.
+    """A token a row from the softmax of `shaped_MV` [M, V] fp32, by the row's key (`keys_M` [M]), and its
+    log-probability, nats: [M] int32 and [M] fp32.
 
     The Gumbel trick: the largest of logits and noise. Of a large vocabulary first a block is drawn, by the log of its
     sum of exp, and then an id in it, which is the same distribution for 1,315 random numbers instead of 151,936.

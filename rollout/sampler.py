@@ -155,7 +155,8 @@ def decode(
     ends_E: jax.Array,
     fused: bool = False,
 ) -> Decoding:
-    """Sample until every row has drawn an end-of-turn token (one of `ends_E`, kept) or reached its cap.
+    """Sample until every row has drawn an end-of-turn token (one of `ends_E`, kept) or reached its cap; on a GPU up to
+    TOKENS_A_CHECK - 1 steps more, in which nothing is sampled.
 
     `fused`: by model.fused's kernels, for a GPU.
     """

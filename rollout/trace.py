@@ -10,13 +10,16 @@ from typing import Any, NamedTuple
 import jax
 
 KINDS = {
+    "attention": ("flash", "attention", "fmha", "softmax", "cudnn"),  # of cuDNN nothing else is used
     "product": ("gemm", "gemv", "dot", "cutlass", "cublas", "nvjet", "matmul"),
-    "attention": ("flash", "attention", "fmha", "softmax"),
     "copy": ("copy", "memcpy", "memset", "dynamic_update", "dynamic-update", "transpose", "concatenate"),
     "random": ("rng", "threefry", "random"),
     "reduction": ("reduce",),
 }
 """Kinds of kernel, by what their names hold; the first that fits."""
+
+PRODUCTS = ("qkv", "out", "down")
+"""The decode step's own kernels that are products (model.fused), whose names tell nothing; a number may follow."""
 
 
 class Kernel(NamedTuple):
@@ -95,4 +98,6 @@ def busy(kernels: list[Kernel]) -> Busy:
 def kind_of(kernel: str) -> str:
     """What a kernel does, as far as its name tells."""
     name = kernel.lower()
+    if name.rstrip("_0123456789") in PRODUCTS:
+        return "product"
     return next((kind for kind, parts in KINDS.items() if any(part in name for part in parts)), "elementwise, other")

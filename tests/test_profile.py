@@ -3,10 +3,12 @@
 import argparse
 import gzip
 import json
+from collections import defaultdict
 
 import jax
 import jax.numpy as jnp
 import pytest
+from rich.console import Console
 
 from model.config import ModelConfig
 from rollout import profile, trace
@@ -47,11 +49,30 @@ def test_kinds_by_name():
         "gemm_fusion_dot_3": "product",
         "nvjet_sm90_tst": "product",
         "cudnn_flash_fwd": "attention",
+        "void cudnn::fusion::compute_dot_do_o_specialized<true, 128>": "attention",
+        "qkv__1": "product",
+        "out": "product",
+        "down": "product",
+        "dropout_3": "elementwise, other",
         "wrapped_concatenate": "copy",
         "input_reduce_fusion": "reduction",
         "loop_add_fusion": "elementwise, other",
     }
     assert {name: trace.kind_of(name) for name in kinds} == kinds
+
+
+def test_what_a_traced_call_is_made_of(capsys):
+    """Kernels from 1 to 3, from 3.5 to 4.5 and from 4.5 to 5 ms: 3.5 of 4 ms, products 2.5 of them."""
+    spread = {"median": 1.0, "range": [1.0, 1.0]}
+    found = defaultdict(float, prefill_s=spread, decode_ms_per_step=spread, compiles_s={})
+    kernels = [trace.Kernel("qkv__1", 1.0, 2.0), trace.Kernel("attention", 3.5, 1.0), trace.Kernel("out", 4.5, 0.5)]
+    profile.show(found, kernels, Console())
+    printed = capsys.readouterr().out
+    assert "the device ran kernels 3.5 of the traced call's 4.0 ms (87.5%)" in printed
+    assert "the longest gaps 0.50 ms" in printed
+    rows = [line.strip("│ ").split() for line in printed.splitlines() if line.startswith("│")]
+    product, attention = (next(row for row in rows if row[0] == name) for name in ("product", "attention"))
+    assert product[2:8:2] == ["2.50", "2", "1250.0"] and attention[2:8:2] == ["1.00", "1", "1000.0"]
 
 
 def test_the_least_a_step_reads_by_hand():

@@ -1,6 +1,7 @@
 """model/builtin, model/builtin_hard and the command that makes them: tokenizer, prompts as the product renders them,
 loss weights, skill."""
 
+import functools
 import itertools
 import json
 import random
@@ -63,8 +64,13 @@ def scripts(setting: Setting, count: int):
             yield from write_rows(story, rng, setting, task)
 
 
+@functools.cache
+def piece(tokenizer: ChatTokenizer, token: int) -> str:
+    return tokenizer.decode([token])
+
+
 def pieces(tokenizer: ChatTokenizer, text: str) -> list[str]:
-    return [tokenizer.decode([token]) for token in tokenizer.encode_text(text)]
+    return [piece(tokenizer, token) for token in tokenizer.encode_text(text)]
 
 
 # The directory

@@ -98,12 +98,12 @@ def test_draws_follow_the_distribution(flat, block, monkeypatch):
 def test_a_draw_of_a_large_vocabulary_is_a_rows_own():
     """By its key, not by its place or its neighbours, and an id far behind as well as one in front."""
     logits = jnp.full((3, 50_000), BARRED).at[:, jnp.asarray([7, 20_000, 49_999])].set(jnp.asarray([1.0, 2.0, 1.5]))
-    keys = jax.random.split(jax.random.key(1), 200)
+    keys = jax.random.split(jax.random.key(1), 40)
     alone = [draw(logits[:1], keys[i : i + 1]) for i in range(3)]
     tokens, logp = draw(logits, keys[:3])
     assert [int(token[0]) for token, _ in alone] == tokens.tolist()
     np.testing.assert_array_equal(logp, [one[0] for _, one in alone])
-    assert set(draw(jnp.repeat(logits[:1], 200, axis=0), keys)[0].tolist()) == {7, 20_000, 49_999}
+    assert set(draw(jnp.repeat(logits[:1], 40, axis=0), keys)[0].tolist()) == {7, 20_000, 49_999}
 
 
 def test_online_logsumexp():

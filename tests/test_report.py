@@ -44,12 +44,17 @@ def page_of(path):
     return Page(report.write_report(path).read_text(encoding="utf-8"))
 
 
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """Of a run with nothing special in it."""
+    return page_of(write_run(tmp_path_factory.mktemp("plain") / "run"))
+
+
 def hash_of(text):
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def test_the_policy_allows_this_script_and_this_style_alone(tmp_path):
-    page = page_of(write_run(tmp_path / "run"))
+def test_the_policy_allows_this_script_and_this_style_alone(page):
     policy = next(a["content"] for _, a in page.tags if a.get("http-equiv") == "Content-Security-Policy")
     _, script = page.texts["script"]
     assert f"script-src '{hash_of(script)}'" in policy
@@ -78,8 +83,8 @@ def test_half_a_surrogate_pair_does_not_break_the_file(tmp_path):
     assert "Device: ?" in page_of(path).text
 
 
-def test_the_verdict_comes_first_and_numbers_have_their_n(tmp_path):
-    text = page_of(write_run(tmp_path / "run")).text
+def test_the_verdict_comes_first_and_numbers_have_their_n(page):
+    text = page.text
     order = ["talk_to_solve", "Verdict", "Held-out evaluations", "Learning curves", "Published figures", "Cell by cell"]
     places = [text.index(part) for part in order]
     assert places == sorted(places)
@@ -127,15 +132,15 @@ def test_a_study_with_one_arm(tmp_path):
     assert "nothing is compared" in text
 
 
-def test_the_team_with_an_untrained_partner_has_a_column_where_it_was_measured(tmp_path):
+def test_the_team_with_an_untrained_partner_has_a_column_where_it_was_measured(tmp_path, page):
     first, second = results()["arms"]
     measured = {**first, "with_untrained_partner": {"mean": 0.21, "low": 0.11, "high": 0.31, "n": 600}}
     text = page_of(write_run(tmp_path / "run", arms=[measured, second])).text
     assert "with an untrained partner against" in text and "0.21 [0.11, 0.31], n 600" in text
-    assert "with an untrained partner against" not in page_of(write_run(tmp_path / "none")).text
+    assert "with an untrained partner against" not in page.text
 
 
-def test_credit_by_rule_where_seeds_measured_it(tmp_path):
+def test_credit_by_rule_where_seeds_measured_it(tmp_path, page):
     first, second = results()["arms"]
     reliable = {"mean": 0.64, "low": 0.5, "high": 0.78, "n": 5}
     notes = {**first["metrics"], "notes_send_own": {"mean": 0.95, "low": 0.91, "high": 0.99, "n": 600}}
@@ -146,7 +151,7 @@ def test_credit_by_rule_where_seeds_measured_it(tmp_path):
     text = page_of(write_run(tmp_path / "run", arms=arms)).text
     assert "rule notes send own split half reliability channel_on, grpo 0.95 [0.91, 0.99], n 600 0.64" in text
     assert "channel_off, grpo – – " in text
-    assert "rule notes send own" not in page_of(write_run(tmp_path / "none")).text
+    assert "rule notes send own" not in page.text
 
 
 def test_a_run_that_was_not_evaluated(tmp_path):

@@ -6,11 +6,11 @@ TASK   ?= talk_to_solve
 WORKERS ?= 2
 # A file's tests share what they compile, so a worker takes whole files, in the order in which they are collected.
 PYTEST  = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-# The quick suite's programs run for moments, so they are compiled without LLVM's optimisation and by XLA's older
-# emitters, which together take half the time; an XLA that has no older ones (0.11) would end at their flag. `make run`
-# and the slow tests compile as users do.
-OLDER   = import jaxlib; print("--xla_cpu_use_fusion_emitters=false" * (jaxlib.__version__ < "0.11"))
-QUICK   = XLA_FLAGS="$${XLA_FLAGS---xla_backend_optimization_level=0 $$($(BIN)/python -c '$(OLDER)')}"
+# The quick suite's programs run for moments, so they are compiled in haste: without LLVM's optimisation, and by XLA's
+# older emitters where it has them (a jaxlib from 0.11 on ends the process at their flag). `make run` and the slow tests
+# compile as users do.
+EMITTERS = import jaxlib; print("--xla_cpu_use_fusion_emitters=false" * (jaxlib.__version__ < "0.11"))
+QUICK    = XLA_FLAGS="$${XLA_FLAGS---xla_backend_optimization_level=0 $$($(BIN)/python -c '$(EMITTERS)')}"
 LOCK   := requirements/test.lock
 STAMP  := $(VENV)/.installed
 BIN    := $(VENV)/bin

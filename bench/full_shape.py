@@ -29,7 +29,7 @@ from rl.presets import PRESETS
 from rl.rules import CREDITS
 from rl.study import Study, prepare
 from rollout.profile import save
-from rollout.trace import busy, by_name, trace_kernels
+from rollout.trace import summary, trace_kernels
 
 
 class CoinGrader:
@@ -131,17 +131,16 @@ def traced_step(study: Study, step: int, folder: Path) -> dict[str, Any]:
     if not kernels:
         print("the trace shows no device: it isn't a GPU's")
         return {}
-    span_ms, busy_ms, gaps = busy(kernels)
-    short = sum(gap.duration for gap in gaps if gap.duration < 0.1)
+    found = summary(kernels)
+    span, ran = found["span_ms"], found["busy_ms"]
     print(
-        f"traced step: {len(kernels):,} kernels ran {busy_ms:,.0f} of {span_ms:,.0f} ms ({busy_ms / span_ms:.1%}); "
-        f"gaps under 0.1 ms {short:,.0f} ms in all; the longest:"
+        f"traced step: {len(kernels):,} kernels ran {ran:,.0f} of {span:,.0f} ms ({ran / span:.1%}); "
+        f"gaps under 0.1 ms {found['short_gaps_ms']:,.0f} ms in all; the longest:"
     )
-    for gap in gaps[:12]:
-        print(f"  {gap.duration:7.2f} ms from {gap.start:,.0f} ms on, after {gap.after[:48]}, before {gap.before[:48]}")
-    longest = [gap._asdict() for gap in gaps[:40]]
-    found = {"span_ms": span_ms, "busy_ms": busy_ms, "short_gaps_ms": short, "longest_gaps": longest}
-    return found | {"kernels": by_name(kernels)[:50], "step": steps[0]}
+    for gap in found["longest_gaps"][:12]:
+        after, before = gap["after"][:48], gap["before"][:48]
+        print(f"  {gap['duration']:7.2f} ms from {gap['start']:,.0f} ms on, after {after}, before {before}")
+    return found | {"step": steps[0]}
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ from rollout.episode import RowId
 from rollout.policy import Policy, Reply, Request
 from rollout.scorer import Forced, score
 from rollout.setup import BUILTIN, BUILTINS, stack
-from rollout.trace import Kernel, busy, by_name, kind_of, trace_kernels
+from rollout.trace import Kernel, kind_of, summary, trace_kernels
 
 CHECKED_ROWS = 8
 """Rows of each cell whose log-probs are compared with the training forward's."""
@@ -190,7 +190,7 @@ def logp_gap(
 
 
 def show(found: dict[str, Any], kernels: list[Kernel], console: Console) -> None:
-    """Everything in a few tables; `kernels` of one traced call, as they began."""
+    """Everything in a few tables; `kernels` of one traced call as they began, whose `summary` is in `found`."""
     decode, prefill = found["decode_ms_per_step"], found["prefill_s"]
     low, high = decode["range"]
     console.print(
@@ -211,21 +211,22 @@ def show(found: dict[str, Any], kernels: list[Kernel], console: Console) -> None
     if not kernels:
         console.print("no kernels in the trace: this device isn't traced by kernel")
         return
-    span, ran, gaps = busy(kernels)
+    span, ran = found["span_ms"], found["busy_ms"]
+    gaps = ", ".join(f"{gap['duration']:.2f}" for gap in found["longest_gaps"][:5])
     console.print(
         f"the device ran kernels {ran:,.1f} of the traced call's {span:,.1f} ms ({ran / span:.1%}), which the profiler "
-        f"slows; the longest gaps {', '.join(f'{gap.duration:.2f}' for gap in gaps[:5])} ms",
+        f"slows; the longest gaps {gaps} ms",
         markup=False,
         soft_wrap=True,
     )
-    named = by_name(kernels)
     kinds: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
-    for name, ms, count in named:
-        kinds[kind_of(name)][0] += ms
-        kinds[kind_of(name)][1] += count
+    for kernel in kernels:
+        kind = kinds[kind_of(kernel.name)]
+        kind[0] += kernel.duration
+        kind[1] += 1
     for title, rows in (
         ("kernels by kind, one call", [(k, ms, n) for k, (ms, n) in sorted(kinds.items(), key=lambda i: -i[1][0])]),
-        ("longest kernels", named[:12]),
+        ("longest kernels", found["kernels"][:12]),
     ):
         table = Table(title=title, title_justify="left")
         for column in ("", "ms", "count", "us each"):
@@ -274,18 +275,17 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         Console(stderr=True).print(f"error: {error}", style="red", markup=False, soft_wrap=True)
         return 2
-    found = measure(policy, args)
-    save(found | {"kernels": []}, args.out)  # at once: a trace may fail
+    found = measure(policy, args) | {"kernels": []}
+    save(found, args.out)  # at once: a trace may fail
     kernels: list[Kernel] = []
     if not args.no_trace:
         with tempfile.TemporaryDirectory() as scratch:
             asked, sampling = requests_of(policy, args), Sampling(args.temperature, args.top_p)
             kernels = trace_kernels(lambda: policy.sample(asked, sampling), args.trace or Path(scratch))
-    show(found, kernels, console)
     if kernels:
-        span, ran, _ = busy(kernels)
-        found |= {"traced_ms": span, "busy_ms": ran}
-    save(found | {"kernels": by_name(kernels)[:50]}, args.out)
+        found |= summary(kernels)
+    show(found, kernels, console)
+    save(found, args.out)
     return 0
 
 

@@ -95,6 +95,17 @@ def busy(kernels: list[Kernel]) -> Busy:
     return Busy(end - kernels[0].start, ran, sorted(gaps, key=lambda gap: -gap.duration))
 
 
+def summary(kernels: list[Kernel]) -> dict[str, Any]:
+    """What a report keeps of a trace, of kernels in the order in which they began: `span_ms`, `busy_ms`,
+    `short_gaps_ms` (gaps under 0.1 ms, in all), the 40 `longest_gaps` as dicts, and the 50 longest `kernels` as
+    `by_name` has them."""
+    span, ran, gaps = busy(kernels)
+    short = sum(gap.duration for gap in gaps if gap.duration < 0.1)
+    longest = [gap._asdict() for gap in gaps[:40]]
+    found = {"span_ms": span, "busy_ms": ran, "short_gaps_ms": short, "longest_gaps": longest}
+    return found | {"kernels": by_name(kernels)[:50]}
+
+
 def kind_of(kernel: str) -> str:
     """What a kernel does, as far as its name tells."""
     name = kernel.lower()

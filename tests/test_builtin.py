@@ -65,12 +65,12 @@ def scripts(setting: Setting, count: int):
 
 
 @functools.cache
-def piece(tokenizer: ChatTokenizer, token: int) -> str:
+def decoded(tokenizer: ChatTokenizer, token: int) -> str:
     return tokenizer.decode([token])
 
 
 def pieces(tokenizer: ChatTokenizer, text: str) -> list[str]:
-    return [piece(tokenizer, token) for token in tokenizer.encode_text(text)]
+    return [decoded(tokenizer, token) for token in tokenizer.encode_text(text)]
 
 
 # The directory

@@ -64,8 +64,9 @@ def test_kinds_by_name():
 def test_what_a_traced_call_is_made_of(capsys):
     """Kernels from 1 to 3, from 3.5 to 4.5 and from 4.5 to 5 ms: 3.5 of 4 ms, products 2.5 of them."""
     spread = {"median": 1.0, "range": [1.0, 1.0]}
-    found = defaultdict(float, prefill_s=spread, decode_ms_per_step=spread, compiles_s={})
     kernels = [trace.Kernel("qkv__1", 1.0, 2.0), trace.Kernel("attention", 3.5, 1.0), trace.Kernel("out", 4.5, 0.5)]
+    measured = {"prefill_s": spread, "decode_ms_per_step": spread, "compiles_s": {}}
+    found = defaultdict(float, measured | trace.summary(kernels))
     profile.show(found, kernels, Console())
     printed = capsys.readouterr().out
     assert "the device ran kernels 3.5 of the traced call's 4.0 ms (87.5%)" in printed
